@@ -1,0 +1,44 @@
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# One torch thread per test process: the processes share the cores, and sums come out the same everywhere.
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: demo test check slow clean help
+
+demo: $(VENV)/demo.stamp  ## convert a small trained network and show what happened
+	$(BIN)/spikecal demo
+
+test: check  ## check, then every test that is not slow
+	$(PYTEST)
+
+check: $(VENV)/dev.stamp  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: $(VENV)/dev.stamp  ## the slow tests only
+	$(PYTEST) -m slow
+
+clean:  ## remove the environment, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@awk -F ':|## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$NF}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[demo]'
+	touch $@
+
+# The dev extra contains the demo extra, so one installation serves both stamps.
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[dev]'
+	touch $(VENV)/demo.stamp $@

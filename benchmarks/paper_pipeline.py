@@ -1,0 +1,180 @@
+"""The paper's pipelines on trained networks: accuracy of every recipe at every T, over several seeds.
+
+    python benchmarks/paper_pipeline.py                    # everything that is not in the results yet
+    python benchmarks/paper_pipeline.py --networks resnet20_cifar10 --T 4 8 --seeds 0
+    python benchmarks/paper_pipeline.py --table            # only write the tables from the results
+
+Each row is written as soon as it is known, one CSV a network in benchmarks/results/paper_pipeline/, so a run can be
+stopped and taken up again. A seed draws the calibration images; the test images are the same for all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+import shared_data
+import spikecal as sc
+
+RESULTS = Path(__file__).parent / "results" / "paper_pipeline"
+NETWORKS = ("resnet20_cifar10", "resnet8_mlperf_cifar10", "resnet20_cifar100", "resnet32_cifar10")
+TIMES = (4, 8, 16, 32, 64, 128)
+SHIFT, CHANNELS = sc.BiasShift(), sc.MMSE(per_channel=True)
+
+#: What is compared. As in the paper every row has the bias shift, so neighbouring rows differ in one thing.
+RECIPES: dict[str, sc.Recipe] = {
+    "maximum": sc.opt(),
+    "percentile": sc.Recipe(sc.Percentile(), (SHIFT,)),
+    "MMSE": sc.plain(per_channel=False),
+    "MMSE*": sc.plain(),
+    "light (MMSE + BC)": sc.light(per_channel=False),
+    "light (MMSE* + BC)": sc.light(),
+    "MMSE* + PC": sc.Recipe(CHANNELS, (SHIFT, sc.PotentialCalibration())),
+    "advanced (MMSE* + PC + WC)": sc.advanced(iterations=200, lr=1e-4, calibration_images=256),
+}
+FIELDS = (
+    "network",
+    "recipe",
+    "T",
+    "seed",
+    "images",
+    "accuracy",
+    "ann_accuracy",
+    "agreement",
+    "convert_s",
+    "simulate_s",
+)
+
+
+def images_for(T: int) -> int:
+    """Long simulations are measured on fewer images."""
+    return 1000 if T <= 32 else 500
+
+
+def run(network: str, wanted: list[tuple[str, int, int]]) -> None:
+    """Measure the wanted (recipe, T, seed) of one network, appending to its results."""
+    dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
+    model: object = shared_data.network(network)
+    x, y = shared_data.images(dataset, "test", 1000, 0, network)
+    training = {s: shared_data.images(dataset, "train", 1024, s + 1, network)[0] for s in {s for _, _, s in wanted}}
+    for recipe, T, seed in wanted:
+        start = time.perf_counter()
+        snn = sc.convert(model, [training[seed]], T, RECIPES[recipe], seed=seed)  # type: ignore[arg-type]
+        model, converted = snn, time.perf_counter()  # the captured twin serves the rows that follow
+        n = images_for(T)
+        answers, simulated = snn(x[:n]).argmax(1), time.perf_counter()
+        ann = snn.ann(x[:n]).argmax(1)
+        shares = [float((a == b).double().mean()) for a, b in ((answers, y[:n]), (ann, y[:n]), (answers, ann))]
+        row = (network, recipe, T, seed, n, *(f"{s:.4f}" for s in shares))
+        append(network, (*row, f"{converted - start:.2f}", f"{simulated - converted:.2f}"))
+        print(
+            f"{network}  T={T:<3}  seed {seed}  {recipe:28s} {100 * shares[0]:5.1f} %  (ANN {100 * shares[1]:.1f})",
+            flush=True,
+        )
+
+
+def path_of(network: str) -> Path:
+    return RESULTS / f"{network}.csv"
+
+
+def append(network: str, row: tuple[object, ...]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    new = not path_of(network).exists()
+    with path_of(network).open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(FIELDS)
+        writer.writerow(row)
+
+
+def read(network: str) -> list[dict[str, str]]:
+    if not path_of(network).exists():
+        return []
+    with path_of(network).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_environment(command: str) -> None:
+    """What the figures were made with, beside them."""
+    facts = {
+        "command": command,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "spikecal": sc.__version__,
+        "machine": platform.machine(),
+        "recipes": {name: recipe.to_dict() for name, recipe in RECIPES.items()},
+        "calibration": "1024 training images drawn with seed + 1; the recipe says how many of them it uses",
+        "test": "1000 test images drawn with seed 0, of which the first 500 for T >= 64",
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def table(network: str) -> str:
+    """Mean ± standard deviation over the seeds, in percent, as Markdown."""
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    ann: dict[int, float] = {}
+    for row in read(network):
+        found[row["recipe"], int(row["T"])].append(100 * float(row["accuracy"]))
+        ann[int(row["images"])] = 100 * float(row["ann_accuracy"])
+    if not found:
+        return ""
+    lines = [
+        f"### {network}",
+        "",
+        "ANN: " + ", ".join(f"{a:.1f} % on {n} images" for n, a in sorted(ann.items(), reverse=True)) + ".",
+        "",
+        "| recipe | " + " | ".join(f"T={T}" for T in TIMES) + " |",
+        "|---|" + "---:|" * len(TIMES),
+    ]
+    for recipe in RECIPES:
+        cells = [_cell(found.get((recipe, T), [])) for T in TIMES]
+        lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}" + (
+        f" ({len(values)} seed{'s' * (len(values) > 1)})" if len(values) < 3 else ""
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS, metavar="NET")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), metavar="RECIPE")
+    parser.add_argument("--T", nargs="+", type=int, default=TIMES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--table", action="store_true", help="only print the tables of what is known")
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(filter(None, map(table, NETWORKS))))
+        return
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", sc.NoEffectWarning)
+    write_environment("python benchmarks/paper_pipeline.py " + " ".join(sys.argv[1:]))
+    for network in options.networks:
+        known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in read(network)}
+        wanted = [
+            (r, T, s) for s in options.seeds for T in options.T for r in options.recipes if (r, T, s) not in known
+        ]
+        if wanted:
+            run(network, wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""From a PyTorch model to a `Graph`, through torch.export.
+
+One table, `RULES`, says what each ATen operation means. What is not in it is refused, all places at once.
+Export shows `nn.ReLU`, `F.relu`, `x.relu_()` and a module called twice as the same thing, a call at a call site;
+its functionalisation gives in-place operations their meaning; values that depend on no input are computed here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from .errors import UnsupportedModelError
+from .graph import Graph, Node
+from .ops import Input, Op, Output
+from .rules import REMEDIES, RULES, Call, Refuse, call_site, op_name, place
+
+
+def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
+    """The graph of a model, exactly as it computes in eval mode. `example` is a batch of inputs for an nn.Module."""
+    program = model if isinstance(model, ExportedProgram) else export(model, example)
+    with _quiet():
+        program = program.run_decompositions({})  # no decomposition, but in-place operations become pure
+    return _Importer(program).graph()
+
+
+def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
+    """torch.export with a dynamic batch size, in eval mode, leaving the model as it was."""
+    pair = tuple(torch.cat([x[:1], x[:1]]) for x in example)  # a batch of one would be taken as a constant
+    batch = Dim("batch")
+    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]):
+        try:
+            return torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch))
+        except Exception as e:
+            first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+            raise UnsupportedModelError(
+                f"torch.export cannot capture this model with input shapes "
+                f"{[tuple(x.shape[1:]) for x in example]} and a free batch size: {first}\n"
+                "Control flow that depends on the data, a fixed batch size in the code or a wrong input shape are the "
+                "usual reasons; the error above this one, from torch, shows the line."
+            ) from e
+
+
+def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> Any:
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return (tuple({0: batch} for _ in example),)
+    return tuple({0: batch} for _ in example)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and logs of torch's tracing: what matters of them is in our own messages."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards every module is as it was."""
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+@dataclass
+class _Refusal:
+    what: str
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"  {self.what} at {self.where}: {self.why}"
+
+
+@dataclass
+class _Importer:
+    """Walks an exported program once. `env` maps its nodes to constants (Tensor, int, ...) or names of our nodes."""
+
+    program: ExportedProgram
+    env: dict[fx.Node, Any] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    refused: list[_Refusal] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    batch: Any = None
+
+    def graph(self) -> Graph:
+        self._inputs()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+        if self.refused:
+            raise UnsupportedModelError(_message(self.refused))
+        structure = self._outputs()
+        graph = Graph(tuple(self.nodes), self.tensors, structure)
+        if not graph.neurons:
+            raise UnsupportedModelError(
+                "the model has no activation to convert: it needs at least one ReLU, ReLU6 or clamp(0, c). "
+                "Was it captured without its non-linearities, or are they outside forward()?"
+            )
+        return graph
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> None:
+        state = {**self.program.state_dict, **self.program.constants}
+        clones: dict[int, Tensor] = {}
+        placeholders = (n for n in self.program.graph.nodes if n.op == "placeholder")
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                self._user_input(node)
+            else:
+                value = state[spec.target]
+                if isinstance(value, Tensor):
+                    value = clones.setdefault(id(value), value.detach().clone())
+                self.env[node] = value
+
+    def _user_input(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            self.env[node] = value
+            return
+        if self.batch is None:
+            self.batch = value.shape[0]
+        if isinstance(self.batch, int):
+            raise UnsupportedModelError(
+                f"the exported program has a fixed batch size of {self.batch}; export it with "
+                'dynamic_shapes={..., {0: torch.export.Dim("batch")}} so that batches of any size can run'
+            )
+        self.env[node] = self.add(Input(), (), node, name=node.name)
+
+    def _outputs(self) -> Any:
+        (output,) = (n for n in self.program.graph.nodes if n.op == "output")
+        specs = self.program.graph_signature.output_specs
+        returned = [v for v, s in zip(output.args[0], specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]
+        leaves, refused = list[int](), list[_Refusal]()
+        for i, value in enumerate(returned):
+            source = self.env[value] if isinstance(value, fx.Node) else value
+            if not isinstance(source, str):
+                refused.append(_Refusal(f"output {i}", "the return statement", "it does not depend on the images"))
+                continue
+            shape = next(n.shape for n in self.nodes if n.name == source)
+            name = "output" if len(returned) == 1 else f"output.{i}"
+            self.nodes.append(Node(self.unique(name), Output(), (source,), shape))
+            leaves.append(len(leaves))
+        if refused:
+            raise UnsupportedModelError(_message(refused))
+        spec = self.program.call_spec.out_spec
+        return _structure(torch.utils._pytree.tree_unflatten(leaves, spec)) if spec is not None else 0
+
+    def _call(self, node: fx.Node) -> None:
+        args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
+        if _mentions(args, _REFUSED) or _mentions(kwargs, _REFUSED):
+            self.env[node] = _REFUSED  # its source is already on the list
+            return
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            self.env[node] = node.meta["val"]
+            return
+        try:
+            if not _mentions(args, str) and not _mentions(kwargs, str) and not _mentions(args, torch.SymInt):
+                self.env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            else:
+                self.env[node] = self._import(node, args, kwargs)
+        except Refuse as e:
+            self.refused.append(_Refusal(op_name(node), place(node), str(e)))
+            self.env[node] = self._stand_in(node)
+
+    def _stand_in(self, node: fx.Node) -> Any:
+        """Something in place of a refused value, so that offenders behind it are found too."""
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.ndim and value.shape[0] == self.batch:
+            return self.add(Op(), (), node)
+        return _REFUSED
+
+    def _import(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.target is operator.getitem:
+            return args[0][args[1]] if isinstance(args[0], (list, tuple)) else args[0]
+        value, rule = node.meta["val"], RULES.get(node.target)
+        for part in value if isinstance(value, list) else value[:1] if isinstance(value, tuple) else [value]:
+            if isinstance(part, Tensor) and (part.ndim == 0 or part.shape[0] != self.batch):
+                raise Refuse("it mixes the images of a batch or moves the batch dimension; keep dimension 0 the batch")
+        if rule is None:
+            raise Refuse(REMEDIES.get(op_name(node), "spikecal has no rule for it; use affine operations and ReLU"))
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        named = dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
+        full = {a.name: named.get(a.name, a.default_value) for a in schema}
+        return rule(Call(self, node, full))
+
+    def resolve(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self.env[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.resolve(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.resolve(v) for k, v in value.items()}
+        return _Text(value) if isinstance(value, str) else value
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def add(self, op: Op, inputs: tuple[str, ...], node: fx.Node, shape: Any = None, name: str = "") -> str:
+        shape = tuple(node.meta["val"].shape[1:]) if shape is None else tuple(shape)
+        if not all(isinstance(d, int) for d in shape):
+            raise Refuse("its size depends on something other than the batch; capture with a fixed image size")
+        name = self.unique(name or call_site(node))
+        self.nodes.append(Node(name, op, inputs, shape, place(node)))
+        return name
+
+    def unique(self, name: str) -> str:
+        self.names[name] = self.names.get(name, 0) + 1
+        return name if self.names[name] == 1 else self.unique(f"{name}@{self.names[name]}")
+
+    def tensor(self, name: str, value: Tensor) -> str:
+        while name in self.tensors:
+            name += "'"
+        self.tensors[name] = value.detach()
+        return name
+
+
+class _Text(str):
+    """A string argument of an ATen call, kept apart from the name of a node."""
+
+
+class _Refused:
+    pass
+
+
+_REFUSED = _Refused()
+
+
+def _mentions(value: Any, what: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_mentions(v, what) for v in value)
+    if isinstance(value, dict):
+        return any(_mentions(v, what) for v in value.values())
+    if what is str:
+        return isinstance(value, str) and not isinstance(value, _Text)
+    return isinstance(value, what) if isinstance(what, type) else value is what
+
+
+def _message(refused: list[_Refusal]) -> str:
+    places = "1 place" if len(refused) == 1 else f"{len(refused)} places"
+    return f"this model cannot become a spiking network as it is, because of {places}:\n" + "\n".join(map(str, refused))
+
+
+def _structure(tree: Any) -> Any:
+    if isinstance(tree, int):
+        return tree
+    if isinstance(tree, dict):
+        return {"dict": [[str(k), _structure(v)] for k, v in tree.items()]}
+    if isinstance(tree, (list, tuple)):
+        return {"tuple": isinstance(tree, tuple), "items": [_structure(v) for v in tree]}
+    raise UnsupportedModelError(f"the model returns a {type(tree).__name__}; return tensors in tuples, lists or dicts")

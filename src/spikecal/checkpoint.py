@@ -1,0 +1,140 @@
+"""One file for a spiking network: safetensors with a JSON header. Nothing in it is ever executed or unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import CheckpointError, SpikecalError
+from .graph import Graph
+from .network import SpikingNetwork
+from .recipes import Recipe
+from .replay import LayerStatistics
+from .simulation import Neurons, Readout, Site
+
+FORMAT, VERSION = "spikecal", 1
+
+
+def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
+    """Write the network atomically: the file is there whole, or not at all."""
+    names, tensors = _store(
+        {
+            "graph": snn.graph.tensors,
+            "source": snn.source.tensors,
+            **{f"site {name}": vars(site) for name, site in snn.sites.items()},
+        }
+    )
+    header = {
+        "version": VERSION,
+        "T": snn.T,
+        "recipe": snn.recipe.to_dict(),
+        "graph": snn.graph.to_dict(),
+        "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
+        "tensors": names,
+    }
+    text = json.dumps(header)
+    metadata = {"format": FORMAT, "header": text, "sha256": _digest(text, tensors)}
+    _write_atomically(Path(path), tensors, metadata)
+
+
+def load(path: str | os.PathLike[str]) -> SpikingNetwork:
+    """Read a network that `SpikingNetwork.save` wrote."""
+    path = Path(path)
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}") from None
+    except (SafetensorError, OSError, ValueError) as e:
+        raise CheckpointError(f"{path.name} is truncated, or not a spikecal file: {e}") from e
+    if metadata.get("format") != FORMAT or "header" not in metadata:
+        raise CheckpointError(f"{path.name} is a safetensors file, but not a spiking network of spikecal")
+    if metadata.get("sha256") != _digest(metadata["header"], tensors):
+        raise CheckpointError(f"{path.name} was altered or damaged: its checksum does not match its contents")
+    try:
+        return _network(json.loads(metadata["header"]), tensors)
+    except CheckpointError as e:
+        raise CheckpointError(f"{path.name}: {e}") from e
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, SpikecalError) as e:
+        raise CheckpointError(f"{path.name} does not describe a spiking network: {e}") from e
+
+
+def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SpikingNetwork:
+    if header["version"] != VERSION:
+        raise CheckpointError(f"it has format version {header['version']}; this spikecal reads version {VERSION}")
+    parts = {part: {k: tensors[stored] for k, stored in names.items()} for part, names in header["tensors"].items()}
+    graph = Graph.from_dict(header["graph"], parts["graph"])
+    source = Graph.from_dict(header["graph"], parts["source"])
+    sites = {n.name: _site(parts[f"site {n.name}"]) for n in graph.nodes if n.is_site}
+    for node in (n for n in graph.nodes if n.is_site):
+        if isinstance(sites[node.name], Readout) == (node in graph.neurons):
+            raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
+        for t in vars(sites[node.name]).values():
+            torch.broadcast_to(t.to("meta"), node.shape)
+    if not isinstance(header["T"], int) or header["T"] < 1:
+        raise ValueError(f"T is {header['T']!r}")
+    statistics = {name: LayerStatistics(**s) for name, s in header["statistics"].items()}
+    return SpikingNetwork(graph, source, sites, header["T"], Recipe.from_dict(header["recipe"]), statistics)
+
+
+def _site(parts: dict[str, Tensor]) -> Site:
+    return Neurons(**parts) if "threshold" in parts else Readout(**parts)
+
+
+def _store(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:
+    """Every tensor once, under a short name; and which part calls it what."""
+    stored: dict[str, Tensor] = {}
+    by_id: dict[int, str] = {}
+    names: dict[str, dict[str, str]] = {}
+    for part, tensors in parts.items():
+        names[part] = {}
+        for key, t in tensors.items():
+            if id(t) not in by_id:
+                by_id[id(t)] = str(len(stored))
+                stored[by_id[id(t)]] = t.detach().cpu().contiguous().clone()
+            names[part][key] = by_id[id(t)]
+    return names, stored
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.contiguous().view(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return digest.hexdigest()
+
+
+def _write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    if not path.parent.is_dir():
+        raise CheckpointError(f"there is no folder {path.parent} to write {path.name} into")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as e:
+        raise CheckpointError(f"cannot write {path}: {e.strerror}") from e
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

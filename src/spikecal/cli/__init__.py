@@ -1,0 +1,294 @@
+"""The command line. Torch is imported by the commands that need it, so that `--help` answers at once.
+
+Tables go to stdout, messages and progress to stderr; with `--json`, stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .arguments import check_writable, make_folder, numbers, shape
+from .failures import CommandGroup
+from .output import say, show, show_json, write_json
+
+if TYPE_CHECKING:
+    from ..recipes import Recipe
+
+EXIT_CODES = """\b
+Exit codes:
+  0    success
+  1    unexpected failure
+  2    wrong usage: an option or argument is missing or malformed
+  3    unsupported model, or one that cannot be found or built
+  4    data or calibration problem
+  5    checkpoint problem: a .spk or weights file cannot be read or does not fit
+  130  interrupted
+"""
+
+app = typer.Typer(
+    name="spikecal",
+    cls=CommandGroup,
+    epilog=EXIT_CODES,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="package.module:factory (the current folder is importable), or a .pt2 or .spk file.",
+        show_default=False,
+    ),
+]
+Network = Annotated[Path, typer.Argument(metavar="NET", help="A .spk file, made by convert.", show_default=False)]
+Weights = Annotated[
+    Path | None, typer.Option(help="Weights for the model: .safetensors, or a .pth that holds only tensors.")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A folder of class folders, a .zip of one, an .npz with x and y, or the named set digits.",
+        show_default=False,
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="A part of the data: a folder inside, or train or test.")]
+Size = Annotated[int | None, typer.Option(help="Resize images to this short side.")]
+Crop = Annotated[int | None, typer.Option(help="Then cut out a centred square of this side.")]
+Mean = Annotated[str | None, typer.Option(help="Subtract this from each channel, e.g. 0.49,0.48,0.45.")]
+Std = Annotated[str | None, typer.Option(help="Then divide each channel by this, e.g. 0.25,0.24,0.26.")]
+Seed = Annotated[int, typer.Option(help="Decides which images are drawn.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+PoolToConv = Annotated[
+    bool, typer.Option("--pool-to-conv", help="Give average pools neurons of their own: all spikes are binary.")
+]
+
+
+def main() -> None:
+    """The console script. A terminal that cannot show a character gets a question mark, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn trained PyTorch networks into calibrated spiking networks, without retraining.
+
+    \b
+    Example:
+      spikecal demo
+    """
+
+
+@app.command()
+def inspect(
+    model: Model,
+    weights: Weights = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="C,H,W", help="Shape of one image. Repeat it for a model with several inputs."),
+    ] = None,
+    pool_to_conv: PoolToConv = False,
+    json: Json = False,
+) -> None:
+    """Show the network that would be converted, and the rule chosen for every node.
+
+    \b
+    Example:
+      spikecal inspect spikecal.models:digits_net --input 1,8,8
+    """
+    shapes = [shape("--input", text) for text in input or ()]
+    from .description import calibration_of, describe
+    from .model import captured, find_model
+    from .tables import network_table
+
+    found = find_model(model, weights)
+    description = describe(captured(found, shapes), pool_to_conv=pool_to_conv)
+    calibrated = calibration_of(found)
+    if json:
+        show_json({"model": model, **calibrated, **description.to_dict()})
+    else:
+        show(*network_table(model, calibrated, description))
+
+
+@app.command()
+def convert(
+    model: Model,
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .spk file to write.", show_default=False)],
+    weights: Weights = None,
+    T: Annotated[int, typer.Option("-T", min=1, help="Time steps.")] = 32,
+    recipe: Annotated[
+        str,
+        typer.Option(help="plain, light, advanced, max_activation, percentile or opt; or a .json file."),
+    ] = "light",
+    pool_to_conv: PoolToConv = False,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Calibrate with this many images, not what the recipe says.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="The most memory to use, e.g. 2GiB; by default half of what is free.")
+    ] = None,
+    seed: Seed = 0,
+    split: Split = None,
+    size: Size = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    json: Json = False,
+) -> None:
+    """Convert a trained network into a spiking one, and write it to a file.
+
+    The images need no labels; of a named set, the train split is used unless another is asked for.
+
+    \b
+    Example:
+      spikecal convert spikecal.models:digits_net --data digits -T 8 -o digits.spk
+    """
+    check_writable(output, ".spk")
+    pixels = _preprocessing(size, crop, mean, std)
+    from ..conversion import convert as convert_model
+    from ..data import load_data
+    from ..memory import budget
+    from .description import conversion_summary
+    from .model import find_model
+    from .tables import conversion_tables
+
+    chosen = _recipe(recipe, pool_to_conv, images)
+    budget(memory)  # a wrong one is reported before the long work
+    found = find_model(model, weights)
+    wanted = max(chosen.threshold_images, chosen.calibration_images)
+    split = split or _default_split(data, "train")
+    loaded = load_data(data, split=split, limit=wanted, seed=seed, **pixels)
+    if images and len(loaded) < images:
+        say(f"there are only {len(loaded)} images")
+    say(f"converting {model} for T = {T} with recipe {chosen.name} and {len(loaded)} images")
+    start = perf_counter()
+    snn = convert_model(found, loaded.batches(), T, chosen, memory=memory, seed=seed, progress=sys.stderr.isatty())
+    snn.save(output)
+    summary = conversion_summary(snn, str(output), len(loaded), perf_counter() - start)
+    if json:
+        show_json({"model": model, "data": data, "split": split, **summary})
+    else:
+        show(*conversion_tables(summary))
+
+
+@app.command()
+def evaluate(
+    network: Network,
+    data: Data,
+    split: Split = None,
+    size: Size = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the numbers as JSON.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure a spiking network on labelled images, beside the ANN it comes from.
+
+    Of a named set, the test split is used unless another is asked for. Preprocess as for training.
+
+    \b
+    Example:
+      spikecal evaluate digits.spk --data digits --split test
+    """
+    if output is not None:
+        check_writable(output, ".json")
+    pixels = _preprocessing(size, crop, mean, std)
+    from ..checkpoint import load
+    from ..data import load_data
+    from ..evaluation import evaluate as evaluate_network
+    from .tables import evaluation_tables
+
+    snn = load(network)
+    split = split or _default_split(data, "test")
+    loaded = load_data(data, split=split, limit=limit, seed=seed, **pixels)
+    result = evaluate_network(snn, loaded.batches(), progress=sys.stderr.isatty())
+    found = {"network": str(network), "data": data, "split": split, **result.to_dict()}
+    if output is not None:
+        write_json(output, found)
+        say(f"wrote {output}")
+    if json:
+        show_json(found)
+    else:
+        show(*evaluation_tables(result))
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the results.")] = Path("spikecal-demo"),
+    json: Json = False,
+) -> None:
+    """Convert a small trained network with five recipes and five numbers of time steps. Takes under a minute.
+
+    \b
+    Example:
+      spikecal demo -o spikecal-demo
+    """
+    make_folder(output)
+    from ..demo import run_demo
+    from .tables import demo_tables
+
+    result = run_demo(output, progress=sys.stderr.isatty())
+    if json:
+        show_json(result.to_dict())
+    else:
+        show(*demo_tables(result))
+
+
+def _preprocessing(size: int | None, crop: int | None, mean: str | None, std: str | None) -> dict[str, Any]:
+    return {"size": size, "crop": crop, "mean": numbers("--mean", mean), "std": numbers("--std", std)}
+
+
+def _recipe(name: str, pool_to_conv: bool, images: int | None) -> Recipe:
+    """A recipe by name or from a file, with what the command line changes in it."""
+    from dataclasses import replace
+
+    from ..errors import CalibrationError
+    from ..recipes import Recipe, find_recipe
+
+    if name.endswith(".json"):
+        try:
+            recipe = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as e:
+            raise CalibrationError(f"cannot read the recipe {name}: {e}") from e
+        except CalibrationError as e:
+            raise CalibrationError(f"{name}: {e}") from e
+    else:
+        recipe = find_recipe(name)
+    if pool_to_conv:
+        recipe = replace(recipe, pool_to_conv=True)
+    return recipe if images is None else replace(recipe, threshold_images=images, calibration_images=images)
+
+
+def _default_split(data: str, purpose: str) -> str | None:
+    """Named sets are split for a purpose, so that nobody measures on the images they calibrated with."""
+    from ..data import NAMED_SETS
+
+    return purpose if data in NAMED_SETS else None

@@ -1,0 +1,48 @@
+"""What goes to the two streams: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 120  # of tables in a file or a pipe, which have no width of their own
+
+
+def show(*parts: RenderableType) -> None:
+    """Tables and lines of text, on stdout."""
+    from rich.console import Console
+
+    fixed = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
+    console = Console(width=fixed, highlight=False)
+    for part in parts:
+        console.print(part)
+
+
+def show_json(data: Mapping[str, Any]) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def say(text: str, label: str = "", style: str = "") -> None:
+    """One message on stderr, never wrapped or read as markup: it may hold code, paths and brackets."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble((label, style), text), soft_wrap=True)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

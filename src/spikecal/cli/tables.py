@@ -1,0 +1,214 @@
+"""Plain numbers as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.bar import Bar
+from rich.console import JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..demo import DemoResult
+    from ..evaluation import Evaluation
+    from .description import NetworkDescription, NodeRow
+
+BAR = 10
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """Numbers to the right. Where it is narrow, text and bars give way, names and numbers do not."""
+    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, name in enumerate(columns):
+        justify: JustifyMethod = "right" if name in right else "left"
+        table.add_column(name, justify=justify, no_wrap=i == 0 or name in right, overflow="fold")
+    return table
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _number(value: float | None, digits: str = ".3f") -> str:
+    return "" if value is None else format(value, digits)
+
+
+def _standard_error(share: float, images: int) -> float:
+    return sqrt(share * (1 - share) / images)
+
+
+def _bar(value: float | None, largest: float) -> RenderableType:
+    return Bar(largest, 0, value, width=BAR) if value and largest else ""
+
+
+# --- inspect -------------------------------------------------------------------------------------------------
+
+
+def network_table(title: str, calibrated: dict[str, Any], network: NetworkDescription) -> Iterator[RenderableType]:
+    if calibrated:
+        title += f", converted for T = {calibrated['T']} with recipe {calibrated['recipe']}"
+    columns = ("node", "operation", "output", "parameters", "rule", "segment")
+    table = _table(title, *columns, right=("output", "parameters", "segment"))
+    for row in network.nodes:
+        table.add_row(*map(Text, _cells(row)), style="bold" if row.name == row.site else "")
+    yield table
+    yield Text(
+        f"{network.neurons:,} neurons in {_count(network.neuron_layers, 'layer')}, "
+        f"{_count(network.segments, 'segment')}, {network.parameters:,} parameters, "
+        f"{_ends('input', network.inputs)}, {_ends('output', network.outputs)}"
+    )
+    if network.dropped:
+        yield Text(f"dropped, because they change nothing: {', '.join(network.dropped)}")
+    if network.pooled_spikes:
+        yield Text("Pooled spikes are fractions; --pool-to-conv gives pools neurons of their own instead.")
+
+
+def _cells(row: NodeRow) -> tuple[str, ...]:
+    parameters = "shared" if row.parameters is None else f"{row.parameters:,}" if row.parameters else ""
+    segment = "" if row.segment is None else str(row.segment)
+    return row.name, row.operation, _sizes(row.shape), parameters, row.rule, segment
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _ends(what: str, shapes: dict[str, tuple[int, ...]]) -> str:
+    return f"{what if len(shapes) == 1 else what + 's'} {', '.join(map(_sizes, shapes.values()))}"
+
+
+# --- convert -------------------------------------------------------------------------------------------------
+
+
+def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
+    columns = ("site", "neurons", "threshold", "firing rate", "", "error", " ")
+    title = f"T = {summary['T']}, recipe {summary['recipe']['name']}, {summary['images']} images"
+    table = _table(title, *columns, right=("neurons", "threshold", "firing rate", "error"))
+    sites = summary["sites"]
+    top_rate = max((s["firing_rate"] or 0 for s in sites), default=0)
+    top_error = max((s["error"] for s in sites), default=0)
+    for s in sites:
+        table.add_row(
+            Text(s["name"]),
+            f"{s['neurons']:,}" if s["neurons"] else s["kind"],
+            _range(s["threshold_min"], s["threshold_max"]),
+            _number(s["firing_rate"]),
+            _bar(s["firing_rate"], top_rate),
+            _number(s["error"], ".4f"),
+            _bar(s["error"], top_error),
+        )
+    yield table
+    yield Text(EXPLAIN)
+    yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
+
+
+EXPLAIN = (
+    "firing rate: spikes per neuron and step; error: squared difference to the ANN, as a share of its power; "
+    "bars: compared to the largest in the column."
+)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+# --- evaluate ------------------------------------------------------------------------------------------------
+
+
+def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
+    n = f"{result.images:,} images"
+    if result.accuracy is None or result.ann_accuracy is None:
+        yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
+    else:
+        snn, ann = (_with_error(share, result.images) for share in (result.accuracy, result.ann_accuracy))
+        yield Text.assemble(
+            (f"SNN {snn}", "bold"), f" (T = {result.T}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
+            f"same answer on {_percent(result.agreement)}"
+        )  # fmt: skip
+    yield _time_table(result)
+    yield _layer_table(result)
+    yield Text(f"{EXPLAIN} Silent: neurons that never fired.")
+
+
+def _with_error(share: float, images: int) -> str:
+    return f"{_percent(share)} ± {100 * _standard_error(share, images):.1f}"
+
+
+def powers_of_two(T: int) -> list[int]:
+    """1, 2, 4, ... up to T, and T itself."""
+    return sorted({T, *(2**i for i in range(T.bit_length()))})
+
+
+def _time_table(result: Evaluation) -> Table:
+    steps = [str(t) for t in powers_of_two(result.T)]
+    table = _table("", "after step", *steps, right=steps)
+    for name, shares in (("accuracy", result.accuracy_over_time), ("agreement", result.agreement_over_time)):
+        if shares:
+            table.add_row(name, *(_percent(shares[int(t) - 1]) for t in steps))
+    return table
+
+
+def _layer_table(result: Evaluation) -> Table:
+    columns = ("layer", "neurons", "threshold", "firing rate", "", "error", " ", "silent")
+    table = _table("", *columns, right=("neurons", "threshold", "firing rate", "error", "silent"))
+    top_rate = max((layer.firing_rate for layer in result.layers), default=0)
+    top_error = max((layer.error for layer in result.layers), default=0)
+    for layer in result.layers:
+        table.add_row(
+            Text(layer.name),
+            f"{layer.neurons:,}",
+            _range(layer.threshold_min, layer.threshold_max),
+            _number(layer.firing_rate),
+            _bar(layer.firing_rate, top_rate),
+            _number(layer.error, ".4f"),
+            _bar(layer.error, top_error),
+            _percent(layer.dead_share),
+        )
+    return table
+
+
+# --- demo ----------------------------------------------------------------------------------------------------
+
+
+def demo_tables(result: DemoResult) -> Iterator[RenderableType]:
+    steps = [f"T = {T}" for T in result.steps]
+    table = _table("Accuracy on handwritten digits, percent", "recipe", *steps, "ANN", right=(*steps, "ANN"))
+    ann = f"{100 * result.ann_accuracy:.1f}"
+    for recipe, shares in result.accuracy.items():
+        table.add_row(Text(recipe), *(f"{100 * share:.1f}" for share in shares), ann)
+    yield table
+    low, high = result.standard_errors
+    yield Text(
+        f"{result.images} test images that were not used for training or calibration; standard errors "
+        f"{100 * low:.1f} to {100 * high:.1f}. Each number is a conversion of its own, for that T."
+    )
+    yield Text("The paper's advanced recipe takes 5000 iterations a layer; this is a short one.")
+    yield Text(
+        f"{result.seconds:.0f} seconds. Wrote {result.results} and {result.network}: the light recipe is the one to "
+        "begin with, and few steps suffice here."
+    )
+    yield Text("\nTry next:")
+    for command in next_commands(result):
+        yield Text(f"  {command}", style="bold")
+
+
+def next_commands(result: DemoResult) -> list[str]:
+    """Commands that work as they stand."""
+    net = quote(str(result.network))
+    mine = quote(str(result.network.with_name("mine.spk")))
+    return [
+        f"spikecal evaluate {net} --data digits --split test",
+        f"spikecal inspect {net}",
+        f"spikecal convert spikecal.models:digits_net --data digits --split train -T 4 -o {mine}",
+    ]

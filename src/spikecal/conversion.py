@@ -1,0 +1,191 @@
+"""From a trained network to a calibrated spiking network: Algorithm 1 of the paper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from .capture import capture, eval_mode
+from .checkpoint import load
+from .errors import CalibrationError, UnsupportedModelError
+from .graph import Graph, Node
+from .images import Inputs, collect, count_inputs, fit_inputs
+from .memory import budget, chunk_of_images
+from .network import SpikingNetwork
+from .preparation import prepare
+from .progress import track
+from .recipes import Recipe, find_recipe
+from .replay import LayerStatistics, Replay, initial_site
+from .simulation import Site, Value, run_ann
+from .thresholds import ThresholdRule
+
+Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
+
+
+@torch.no_grad()
+def convert(
+    model: Model,
+    batches: Iterable[Any],
+    T: int = 32,
+    recipe: Recipe | str = "light",
+    *,
+    memory: str | int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> SpikingNetwork:
+    """Turn a trained network into a spiking one, calibrated for T time steps.
+
+    model: an nn.Module, an ExportedProgram, a .pt2 or .spk file, or a SpikingNetwork to calibrate anew.
+    batches: calibration images, as an iterable of tensors or of (tensor, label, ...) tuples; labels are ignored.
+    recipe: a name ("plain", "light", "advanced", ...) or a Recipe.
+    memory: the most memory to use, such as "2GiB"; by default half of what is free.
+    seed: picks the images for the calibration steps out of those for the thresholds.
+
+    >>> snn = convert(model, train_loader, T=32, recipe="light")
+    """
+    recipe, limit = find_recipe(recipe), budget(memory)
+    if not isinstance(T, int) or T < 1:
+        raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
+    graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
+    ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
+    check_finite(ann)
+    images = fit_inputs(ann, images)
+    thresholds = find_thresholds(
+        ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, limit, progress
+    )
+    replay = Replay(ann, _pick(images, recipe.calibration_images, seed), T, limit)
+    sites, statistics = dict[str, Site](), dict[str, LayerStatistics]()
+    for segment in track(replay.segments, "calibrating", len(replay.segments), progress):
+        node = segment.site
+        try:
+            layer = replay.layer(segment, initial_site(node, thresholds.get(node.name), ann.dtype, ann.device))
+            for step in recipe.steps:
+                step.apply(layer)
+            statistics[node.name] = replay.finish(layer)
+        except Exception as e:
+            e.add_note(f"while calibrating {node.name!r}, site {len(sites) + 1} of {len(replay.segments)}")
+            raise
+        sites[node.name] = layer.site
+    return SpikingNetwork(replay.graph, ann, sites, T, recipe, statistics)
+
+
+def find_thresholds(
+    ann: Graph, images: Sequence[Tensor], rule: ThresholdRule, T: int, memory: int, progress: bool = False
+) -> dict[str, Tensor]:
+    """The firing threshold of every neuron site, by watching the ANN run over the images.
+
+    All sites watch the same passes, as many of them as fit into the memory budget together.
+    """
+    found: dict[str, Tensor] = {}
+    waiting = {node.name: rule.accumulator(T) for node in ann.neurons}
+    while waiting:
+        rows = {name: _rows(ann, ann.by_name[name], rule.per_channel) for name in waiting}
+        chosen, used = list[str](), 0
+        for name, accumulator in waiting.items():
+            used += accumulator.nbytes * rows[name]
+            if chosen and used > memory // 2:
+                break
+            chosen.append(name)
+
+        def watch(node: Node, value: Value, chosen: list[str] = chosen) -> None:
+            if node.name in chosen:
+                waiting[node.name].update(_by_row(ann, node, value.data, rule.per_channel))
+
+        each = chunk_of_images(ann, 1, memory // 2, len(images[0]))
+        chunks = list(zip(*(x.split(each) for x in images), strict=True))
+        for chunk in track(chunks, "finding thresholds", len(chunks), progress):
+            run_ann(ann, chunk, watch)
+        for name in chosen:
+            threshold = waiting[name].end_pass()
+            if threshold is not None:
+                found[name] = _broadcast(ann, ann.by_name[name], threshold)
+                del waiting[name]
+    return found
+
+
+def _rows(graph: Graph, node: Node, per_channel: bool) -> int:
+    return node.shape[graph.channel_axis(node)] if per_channel else 1
+
+
+def _by_row(graph: Graph, node: Node, x: Tensor, per_channel: bool) -> Tensor:
+    """(B, C, ...) -> (C, n), or (1, n) if all channels share a threshold."""
+    if not per_channel:
+        return x.reshape(1, -1)
+    axis = graph.channel_axis(node)
+    return x.movedim(axis if axis < 0 else axis + 1, 0).flatten(1)
+
+
+def _broadcast(graph: Graph, node: Node, threshold: Tensor) -> Tensor:
+    """One value a row -> the shape of a sample, with 1 where it is shared."""
+    shape = [1] * len(node.shape)
+    shape[graph.channel_axis(node)] = len(threshold)
+    return threshold.reshape(shape)
+
+
+def _pick(images: Inputs, count: int, seed: int) -> Inputs:
+    """A random choice of images: the first ones of a sorted data set may all be of one class."""
+    order = torch.randperm(len(images[0]), generator=torch.Generator().manual_seed(seed))[:count]
+    return tuple(x[order.to(x.device)] for x in images)
+
+
+def check_finite(graph: Graph) -> None:
+    bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
+    if bad:
+        raise UnsupportedModelError(
+            f"the model's weights hold NaN or infinite values: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}; "
+            "load a sound checkpoint (batch norm with zero variance is a common reason)"
+        )
+
+
+def _graph_and_images(model: Model, batches: Iterable[Any], limit: int) -> tuple[Graph, Inputs]:
+    """The captured model, before preparation, and the images to calibrate it with."""
+    if isinstance(model, str | os.PathLike):
+        model = open_model(Path(model))
+    if isinstance(model, SpikingNetwork):
+        return model.source, collect(batches, len(model.source.inputs), limit)
+    if isinstance(model, ExportedProgram):
+        graph = capture(model)
+        return graph, collect(batches, len(graph.inputs), limit)
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"a model must be an nn.Module, an ExportedProgram or a file, not {type(model).__name__}"
+        )
+    images = collect(batches, count_inputs(model), limit)
+    parameter = next(model.parameters(), images[0])
+    images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
+    graph = capture(model, [x[:2] for x in images])
+    check_twin(model, graph, [x[:2] for x in images])
+    return graph, images
+
+
+def open_model(path: Path) -> ExportedProgram | SpikingNetwork:
+    """A model from a file: .spk or .pt2."""
+    if path.suffix not in (".spk", ".pt2"):
+        raise UnsupportedModelError(f"{path.name}: a model file must end in .pt2 or .spk")
+    if not path.is_file():
+        raise UnsupportedModelError(f"there is no file {path}")
+    if path.suffix == ".spk":
+        return load(path)
+    try:
+        return torch.export.load(path)
+    except Exception as e:
+        raise UnsupportedModelError(f"{path.name} is not a program that torch.export can read: {e}") from e
+
+
+def check_twin(model: nn.Module, graph: Graph, images: Sequence[Tensor]) -> None:
+    """Raise unless the captured graph computes what the model computes."""
+    with eval_mode(model), torch.random.fork_rng(devices=[]):
+        expected = torch.utils._pytree.tree_leaves(model(*images))
+    for node, ours, theirs in zip(graph.outputs, run_ann(graph, images), expected, strict=True):
+        error = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
+        if not error < 1e-3 and bool(torch.isfinite(theirs).all()):
+            raise UnsupportedModelError(
+                f"the captured network differs from the model by {error:.2g} at {node.name!r}: its forward pass "
+                "probably depends on something besides its inputs and weights (random numbers, global state)"
+            )

@@ -1,0 +1,74 @@
+"""The maths of the paper, as pure functions of tensors. Equation numbers are those of Li et al., ICML 2021.
+
+θ is the firing threshold V_th, v the membrane potential, T the number of time steps. Parameters of neurons
+(θ, v0, bias) have the shape of one sample, with 1 where they are shared: (C, 1, 1) is one value a channel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_relu(z: Tensor, cap: Tensor | None = None) -> Tensor:
+    """The ANN's activation: max(z, 0), and at most `cap` where the network has one (ReLU6, clamp)."""
+    return z.relu() if cap is None else torch.minimum(z.relu(), cap)
+
+
+def clip_floor(z: Tensor, T: int, threshold: Tensor, v0: Tensor | float = 0.0) -> Tensor:
+    """Mean output of an IF neuron that gets the constant current z, Eq. 10 and 15.
+
+    θ/T · clip(⌊(T·z + v0) / θ⌋, 0, T)
+    """
+    return ((T * z + v0) / threshold).floor().clamp(0, T) * (threshold / T)
+
+
+def clip_floor_ste(z: Tensor, T: int, threshold: Tensor, v0: Tensor | float = 0.0) -> Tensor:
+    """`clip_floor` with a straight-through floor, d⌊x⌋/dx = 1 (Eq. 18): gradient 1 inside the clip, 0 outside."""
+    x = ((T * z + v0) / threshold).clamp(0, T)
+    return (x + (x.floor() - x).detach()) * (threshold / T)
+
+
+def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """IF neurons with soft reset, Eq. 2-4: v += I[t]; s[t] = θ where v ≥ θ, else 0; v -= s[t].
+
+    current: (T, B, ...) and v: broadcastable to (B, ...). Returns the spikes (T, B, ...) and v after step T.
+    """
+    spikes = torch.empty_like(current)  # (T, B, ...), laid out as the current is: mixed layouts are slow
+    v = torch.empty_like(current[0]).copy_(v)  # (B, ...)
+    threshold = torch.empty_like(v).copy_(threshold)
+    for t in range(len(current)):
+        v += current[t]
+        torch.ge(v, threshold, out=spikes[t])
+        spikes[t] *= threshold
+        v -= spikes[t]
+    return spikes, v
+
+
+def channel_mean(e: Tensor, axis: int) -> Tensor:
+    """μ_c of Eq. 13, averaged over the batch too: (B, C, ...) -> (C, 1, ...) for channel axis `axis` of a sample."""
+    keep = axis if axis < 0 else axis + 1
+    return e.mean([d for d in range(e.ndim) if d not in (keep, keep + e.ndim)], keepdim=True)[0]
+
+
+def pack_bits(spikes: Tensor) -> Tensor:
+    """(T, ...) spikes of any height -> (⌈T/8⌉, ...) bytes, step t in bit t mod 8 of byte t div 8."""
+    T = len(spikes)
+    packed = spikes.new_zeros((-(-T // 8), *spikes.shape[1:]), dtype=torch.uint8)
+    for t in range(T):
+        packed[t // 8] |= (spikes[t] != 0).to(torch.uint8) << (t % 8)
+    return packed
+
+
+def unpack_bits(packed: Tensor, T: int, height: Tensor) -> Tensor:
+    """The inverse of `pack_bits`: (⌈T/8⌉, ...) bytes -> (T, ...) spikes of this height."""
+    steps = [((packed[t // 8] >> (t % 8)) & 1) * height for t in range(T)]
+    return torch.stack(steps)
+
+
+def count_spikes(packed: Tensor, T: int) -> Tensor:
+    """Spikes of every neuron over all T steps, from packed bits: (⌈T/8⌉, ...) -> (...)."""
+    total = torch.zeros(packed.shape[1:], dtype=torch.int32, device=packed.device)
+    for t in range(T):
+        total += (packed[t // 8] >> (t % 8)) & 1
+    return total

@@ -1,0 +1,95 @@
+"""Batches as users have them: tensors, or tuples that begin with the model's inputs and may end with labels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import CalibrationError, DataError
+from .graph import Graph
+
+Inputs = tuple[Tensor, ...]
+
+
+def count_inputs(model: nn.Module) -> int:
+    """How many positional arguments forward() needs."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(1, sum(p.kind in kinds and p.default is p.empty for p in parameters))
+
+
+def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
+    """A batch as (the model's inputs, what follows them): x, (x, y), (x1, x2, y) and ((x1, x2), y) all do."""
+    if isinstance(item, Tensor):
+        found, rest = (item,), ()
+    elif isinstance(item, (tuple, list)) and item and isinstance(item[0], (tuple, list)):
+        found, rest = tuple(item[0]), tuple(item[1:])
+    elif isinstance(item, (tuple, list)):
+        found, rest = tuple(item[:inputs]), tuple(item[inputs:])
+    else:
+        raise DataError(f"a batch must be a tensor or a tuple that starts with one, not {type(item).__name__}")
+    if len(found) != inputs or not all(isinstance(x, Tensor) for x in found):
+        kinds = ", ".join(type(x).__name__ for x in found) or "nothing"
+        raise DataError(f"a batch must start with {inputs} tensor(s) for the model, but starts with {kinds}")
+    if len({len(x) for x in found}) > 1:
+        raise DataError(f"the inputs of one batch hold different numbers of images: {[len(x) for x in found]}")
+    return found, rest
+
+
+def collect(batches: Iterable[Any], inputs: int, limit: int) -> Inputs:
+    """The first `limit` images of an iterable of batches, joined: (N, ...) for each input of the model."""
+    if isinstance(batches, Tensor):
+        batches = [batches]
+    parts: list[Inputs] = []
+    count = 0
+    for item in batches:
+        found, _ = split_batch(item, inputs)
+        if parts and [x.shape[1:] for x in found] != [x.shape[1:] for x in parts[0]]:
+            shapes = [[tuple(x.shape[1:]) for x in p] for p in (parts[0], found)]
+            raise CalibrationError(
+                f"calibration images differ in shape: {shapes[0]} and {shapes[1]}; resize or crop them"
+            )
+        parts.append(found)
+        count += len(found[0])
+        if count >= limit:
+            break
+    if not count:
+        raise CalibrationError("there are no calibration images: the iterable of batches is empty")
+    joined = tuple(torch.cat(p)[:limit] for p in zip(*parts, strict=True))
+    for x in joined:
+        check_images(x)
+    return joined
+
+
+def check_images(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise CalibrationError(
+            f"images must be floating point numbers, scaled as in training, not {x.dtype}; try x.float() / 255"
+        )
+    if not torch.isfinite(x).all():
+        raise CalibrationError("the images hold NaN or infinite values; check the preprocessing")
+
+
+def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
+    """The inputs on the network's device and in its precision, or an error that says what does not fit."""
+    nodes = graph.inputs
+    if len(inputs) != len(nodes):
+        raise DataError(f"the network takes {len(nodes)} input(s), not {len(inputs)}")
+    for node, x in zip(nodes, inputs, strict=True):
+        if not isinstance(x, Tensor):
+            raise DataError(f"input {node.name!r} must be a tensor, not {type(x).__name__}")
+        if tuple(x.shape[1:]) != node.shape or x.ndim == 0:
+            wanted = ", ".join(map(str, node.shape))
+            raise DataError(f"input {node.name!r} must have shape (batch, {wanted}), not {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise DataError(f"input {node.name!r} must be floating point, scaled as in training, not {x.dtype}")
+    return tuple(_laid_out(x.detach().to(graph.device, graph.dtype)) for x in inputs)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Images with the channels last in memory: two to four times faster to convolve on a CPU, and kept so by torch."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

@@ -1,0 +1,60 @@
+"""How many images at a time fit into a memory budget."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from math import prod
+
+from .errors import CalibrationError
+from .graph import Graph, Node
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_CACHE_FRIENDLY = 4 * 2**20  # a layer's values should fit into the processor's caches: beyond, speed halves
+
+
+def budget(memory: str | int | None) -> int:
+    """Bytes for a budget such as "2GiB", "500MB" or a number; by default half of what is free now."""
+    if memory is None:
+        return _free() // 2
+    if isinstance(memory, int):
+        size = memory
+    else:
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmg]i?)?b?\s*", memory.lower())
+        if match is None:
+            raise CalibrationError(f'cannot read the memory budget {memory!r}; write it as "2GiB" or "500MB"')
+        size = int(float(match[1]) * _UNITS[match[2] or ""])
+    if size <= 0:
+        raise CalibrationError(f"the memory budget must be positive, not {memory!r}")
+    return size
+
+
+def _free() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
+
+
+def chunk_of_images(graph: Graph, T: int, limit: int, images: int, nodes: Iterable[Node] | None = None) -> int:
+    """How many images to run at once over T steps: within the limit, and not more than the caches like."""
+    nodes = list(graph.nodes if nodes is None else nodes)
+    widest = max(prod(n.shape) for n in nodes) * T * graph.dtype.itemsize
+    return max(1, min(images, limit // max(1, peak_bytes(graph, T, nodes)), _CACHE_FRIENDLY // max(1, widest)))
+
+
+def peak_bytes(graph: Graph, T: int, nodes: Iterable[Node] | None = None) -> int:
+    """The most bytes one image needs while these nodes (or all) run over T steps at once."""
+    order = list(graph.nodes if nodes is None else nodes)
+    inside = {n.name for n in order}
+    waiting = {n.name: sum(r.name in inside for r in graph.readers[n.name]) for n in order}
+    size = {n.name: prod(n.shape) * T * graph.dtype.itemsize for n in graph.nodes}
+    now = peak = sum(size[i] for i in {i for n in order for i in n.inputs if i not in inside})
+    for node in order:
+        now += size[node.name]
+        peak = max(peak, now + 2 * size[node.name])  # potentials, thresholds and temporary results
+        for name in (i for i in node.inputs if i in inside):
+            waiting[name] -= 1
+            now -= 0 if waiting[name] else size[name]
+    return peak

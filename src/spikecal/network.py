@@ -1,0 +1,123 @@
+"""SpikingNetwork: what a conversion gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .graph import Graph
+from .images import Inputs, fit_inputs
+from .memory import budget, chunk_of_images, peak_bytes
+from .recipes import Recipe
+from .replay import LayerStatistics
+from .simulation import Site, Tap, run_ann, run_snn
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class SpikingNetwork:
+    """A network of integrate-and-fire neurons, calibrated for T time steps, beside the ANN it comes from.
+
+    graph: the operations with calibrated weights; source: the same with the original ones, the ANN twin.
+    sites: the parameters of neurons and outputs by name. statistics: what the calibration images showed there.
+    memory: the most memory a call may use, such as "2GiB"; by default half of what is free.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        source: Graph,
+        sites: Mapping[str, Site],
+        T: int,
+        recipe: Recipe,
+        statistics: Mapping[str, LayerStatistics],
+        memory: str | int | None = None,
+    ) -> None:
+        self.graph, self.source, self.sites = graph, source, dict(sites)
+        self.T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The mean output over the T steps, in the structure of the model's own result: compare it with the ANN's."""
+        return self._collect(inputs, lambda chunk: [y.mean(0) for y in self.simulate(chunk)], 0)
+
+    def over_time(self, *inputs: Tensor) -> Any:
+        """The running mean of the output after 1, 2, ... T steps, (T, B, ...)."""
+        return self._collect(inputs, lambda chunk: [running_mean(y) for y in self.simulate(chunk)], 1)
+
+    def ann(self, *inputs: Tensor) -> Any:
+        """The ANN twin: equals the model that was converted."""
+        return self._collect(inputs, lambda chunk: run_ann(self.source, chunk), 0, T=1)
+
+    @torch.no_grad()
+    def simulate(self, inputs: Inputs, tap: Tap | None = None) -> list[Tensor]:
+        """The current at every output and step, [(T, B, ...)], all images at once; `tap` sees every site."""
+        each = peak_bytes(self.graph, self.T) * len(inputs[0])
+        limit = budget(self.memory)
+        block = self.T if each <= limit else max(1, self.T * limit // each)
+        return run_snn(self.graph, self.sites, inputs, self.T, tap, block)
+
+    def chunk_size(self, images: int, T: int | None = None) -> int:
+        """How many images to simulate at once."""
+        return chunk_of_images(self.graph, T or self.T, budget(self.memory), images)
+
+    @torch.no_grad()
+    def _collect(
+        self,
+        inputs: tuple[Tensor, ...],
+        run: Callable[[Inputs], list[Tensor]],
+        dim: int,
+        T: int | None = None,
+    ) -> Any:
+        """Run chunk by chunk, join along the batch dimension, and restore the structure of the result."""
+        images = fit_inputs(self.graph, inputs)
+        size = self.chunk_size(len(images[0]), T)
+        parts = [run(chunk) for chunk in zip(*(x.split(size) for x in images), strict=True)]
+        return self.graph.unflatten([torch.cat(p, dim) for p in zip(*parts, strict=True)])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move to a device or to another precision, in place."""
+        done: dict[int, Tensor] = {}
+
+        def move(t: Tensor) -> Tensor:  # a tensor that ANN and SNN share stays shared
+            return done.setdefault(id(t), t.to(device, dtype) if device is not None else t.to(dtype or t.dtype))
+
+        self.graph, self.source = self.graph.map_tensors(move), self.source.map_tensors(move)
+        self.sites = {name: site.map(move) for name, site in self.sites.items()}
+        return self
+
+    def float(self) -> Self:
+        return self.to(dtype=torch.float32)
+
+    def double(self) -> Self:
+        return self.to(dtype=torch.float64)
+
+    def binary(self) -> SpikingNetwork:
+        """The same network with spikes of height 1: thresholds are folded into the weights (Eq. 5)."""
+        from .normalisation import with_binary_spikes
+
+        return with_binary_spikes(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything into one file; `spikecal.load` needs no other."""
+        from .checkpoint import save
+
+        save(self, path)
+
+    def __repr__(self) -> str:
+        neurons = sum(prod(n.shape) for n in self.graph.neurons)
+        return (
+            f"SpikingNetwork(T={self.T}, recipe={self.recipe.name!r}, {len(self.graph.neurons)} layers of neurons, "
+            f"{neurons:,} neurons, {len(self.graph.outputs)} output(s))"
+        )
+
+
+def running_mean(y: Tensor) -> Tensor:
+    """(T, ...) -> the mean of the first 1, 2, ... T steps."""
+    steps = torch.arange(1, len(y) + 1, dtype=y.dtype, device=y.device)
+    return y.cumsum(0) / steps.view(-1, *(1,) * (y.ndim - 1))

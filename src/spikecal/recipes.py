@@ -1,0 +1,154 @@
+"""Recipes: which threshold rule, which calibration steps, how many images. A recipe is data and travels as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from . import calibration, thresholds
+from .calibration import (
+    BiasCalibration,
+    BiasShift,
+    InitialPotential,
+    PotentialCalibration,
+    Step,
+    WeightCalibration,
+)
+from .errors import CalibrationError
+from .thresholds import MMSE, MaxActivation, Percentile, ThresholdRule
+
+_KINDS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        MMSE, MaxActivation, Percentile,
+        BiasShift, InitialPotential, BiasCalibration, PotentialCalibration, WeightCalibration,
+    )
+}  # fmt: skip
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is converted.
+
+    threshold: the rule for firing thresholds; steps: what corrects each layer, in this order.
+    pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
+    threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
+    """
+
+    threshold: ThresholdRule
+    steps: tuple[Step, ...] = ()
+    name: str = "custom"
+    pool_to_conv: bool = False
+    threshold_images: int = 1024
+    calibration_images: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+        if min(self.threshold_images, self.calibration_images) < 1:
+            raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["threshold"] = _part_to_dict(self.threshold)
+        data["steps"] = [_part_to_dict(s) for s in self.steps]
+        return {"version": _VERSION, **data}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Recipe:
+        try:
+            data = dict(data)
+            if (version := data.pop("version")) != _VERSION:
+                raise CalibrationError(f"this recipe has version {version}; this spikecal reads version {_VERSION}")
+            data["threshold"] = _part_from_dict(data["threshold"])
+            data["steps"] = tuple(_part_from_dict(s) for s in data["steps"])
+            return Recipe(**data)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise CalibrationError(f"this is not a recipe: {e}") from e
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Recipe:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise CalibrationError(f"this is not a recipe: {e}") from e
+        return Recipe.from_dict(data)
+
+
+def _part_to_dict(part: Any) -> dict[str, Any]:
+    if type(part).__name__ not in _KINDS:
+        raise CalibrationError(
+            f"{type(part).__name__} is not a part of spikecal, so this recipe cannot be written down"
+        )
+    return {"kind": type(part).__name__, **asdict(part)}
+
+
+def _part_from_dict(data: Mapping[str, Any]) -> Any:
+    data = dict(data)
+    kind = data.pop("kind")
+    if kind not in _KINDS:
+        raise CalibrationError(f"there is no threshold rule or calibration step {kind!r}; known: {sorted(_KINDS)}")
+    return _KINDS[kind](**data)
+
+
+def plain(*, per_channel: bool = True, **options: Any) -> Recipe:
+    """MMSE thresholds and the bias shift; nothing is calibrated."""
+    return Recipe(MMSE(per_channel=per_channel), (BiasShift(),), "plain", **options)
+
+
+def light(*, per_channel: bool = True, **options: Any) -> Recipe:
+    """The paper's light pipeline: MMSE thresholds and bias calibration."""
+    return Recipe(MMSE(per_channel=per_channel), (BiasShift(), BiasCalibration()), "light", **options)
+
+
+def advanced(
+    *,
+    per_channel: bool = True,
+    iterations: int = 5000,
+    lr: float = 1e-5,
+    calibration_images: int = 1024,
+    **options: Any,
+) -> Recipe:
+    """The paper's advanced pipeline: MMSE thresholds, potential and weights calibration."""
+    steps = (BiasShift(), PotentialCalibration(), WeightCalibration(iterations, lr))
+    return Recipe(
+        MMSE(per_channel=per_channel), steps, "advanced", calibration_images=calibration_images, **options
+    )  # the paper calibrates weights on 1024 images
+
+
+def max_activation(**options: Any) -> Recipe:
+    """Baseline: the largest activation is the threshold (Diehl et al. 2015)."""
+    return Recipe(MaxActivation(), (), "max_activation", **options)
+
+
+def percentile(*, q: float = 0.999, **options: Any) -> Recipe:
+    """Baseline: a high percentile of the activations is the threshold (Rueckauer et al. 2017)."""
+    return Recipe(Percentile(q), (), "percentile", **options)
+
+
+def opt(**options: Any) -> Recipe:
+    """Baseline: the largest activation, with bias shift (Deng & Gu 2021)."""
+    return Recipe(MaxActivation(), (BiasShift(),), "opt", **options)
+
+
+#: Recipes by name.
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    f.__name__: f for f in (plain, light, advanced, max_activation, percentile, opt)
+}
+
+
+def find_recipe(recipe: Recipe | str) -> Recipe:
+    """A recipe, or the one of that name with its defaults."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    return RECIPES[recipe]()
+
+
+__all__ = ["RECIPES", "Recipe", "calibration", "find_recipe", "thresholds", *RECIPES]

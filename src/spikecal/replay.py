@@ -1,0 +1,224 @@
+"""Layer-by-layer replay: each segment runs on the cached spike trains of the neurons in front of it.
+
+Segments are visited once, in order, so a conversion simulates every layer a fixed number of times, however deep
+the network is. Trains are kept as bits, and dropped when no later segment reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .errors import CalibrationError
+from .functional import count_spikes, pack_bits, unpack_bits
+from .graph import Graph, Node
+from .memory import chunk_of_images, peak_bytes
+from .ops import Activation, Conv, Linear
+from .segments import Segment, last_readers, segments
+from .simulation import Neurons, Readout, Site, Value, fire, run_segment, site_current
+
+
+@dataclass
+class _Store:
+    """Values of all images at one node, over time."""
+
+    data: Tensor  # constant: (N, ...); real train: (T, N, ...); spikes: packed bits (⌈T/8⌉, N, ...)
+    constant: bool
+    height: Tensor | None  # of spikes
+
+    def images(self, part: slice, T: int) -> Value:
+        if self.constant:
+            return Value(self.data[part])
+        data = self.data[:, part]
+        if self.height is not None:
+            data = unpack_bits(data, T, self.height)
+        return Value(data, constant=False, height=self.height)
+
+    def mean(self, T: int) -> Tensor:
+        """Mean over time for every image, (N, ...)."""
+        if self.height is not None:
+            return count_spikes(self.data, T) * (self.height / T)
+        return self.data if self.constant else self.data.mean(0)
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What the calibration images showed at one site, with its final parameters."""
+
+    firing_rate: float | None  # spikes per neuron and step; None at an output
+    error: float  # ‖x − s̄‖² / ‖x‖²
+
+
+class Layer:
+    """One site during calibration: what arrives there in the spiking network, and what the ANN has there.
+
+    Calibration steps read errors from it and change `site` (the neurons' parameters) and the weights.
+    """
+
+    def __init__(self, replay: Replay, segment: Segment, site: Site) -> None:
+        self._replay, self.segment, self.site = replay, segment, site
+        self._memo: list[tuple[slice, dict[str, Value]]] | None = None
+
+    @property
+    def T(self) -> int:
+        return self._replay.T
+
+    @property
+    def graph(self) -> Graph:
+        return self._replay.graph
+
+    @property
+    def channel_axis(self) -> int:
+        return self.graph.channel_axis(self.segment.site)
+
+    @property
+    def weights(self) -> list[str]:
+        """Names of the weight tensors of this segment: they act on nothing calibrated before."""
+        return [n.op.weight for n in self.segment.nodes if isinstance(n.op, Conv | Linear)]
+
+    def chunks(self) -> Iterator[tuple[slice, dict[str, Value]]]:
+        """All values of this segment in the spiking network, some images at a time."""
+        if self._memo is not None:
+            yield from self._memo
+            return
+        parts = self._replay.parts(self.segment)
+        memo: list[tuple[slice, dict[str, Value]]] | None = [] if len(parts) == 1 else None
+        for part in parts:
+            values = run_segment(self.graph, self.segment, self._replay.values(self.segment, part), self.T)
+            if memo is not None:
+                memo.append((part, values))
+            yield part, values
+        self._memo = memo
+
+    def output(self, values: Mapping[str, Value]) -> Value:
+        """What the site gives: spikes, or the current at an output."""
+        current = site_current(values[self.segment.source], self.site.bias, self.T)  # (T, B, ...)
+        return fire(current, self.site)[0] if isinstance(self.site, Neurons) else Value(current, constant=False)
+
+    def target(self, part: slice = slice(None)) -> Tensor:
+        """The ANN's activations at this site, (B, ...)."""
+        return self._replay.ann[self.segment.site.name][part]
+
+    def mean_error(self) -> Tensor:
+        """x − s̄ averaged over all images, in the shape of a sample."""
+        total = torch.zeros(self.segment.site.shape, dtype=torch.float64, device=self.graph.device)
+        for part, values in self.chunks():
+            total += (self.target(part) - self.output(values).mean()).sum(0, dtype=torch.float64)
+        return (total / self._replay.images).to(self.graph.dtype)
+
+    def mean_inputs(self) -> dict[str, Tensor]:
+        """Mean over time of what the segment reads, for every image, (N, ...)."""
+        return {name: self._replay.store[name].mean(self.T) for name in self.segment.frontier}
+
+    def current(self, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+        """The segment as a function of mean inputs and weights: averaging commutes with affine maps."""
+        values = {name: Value(x) for name, x in inputs.items()}
+        found = run_segment(self.graph.with_tensors(weights), self.segment, values, 1)
+        return found[self.segment.source].data
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._replay.graph = self.graph.with_tensors(weights)
+        self._memo = None
+
+
+class Replay:
+    """Carries the calibration images through the network, one segment after the other."""
+
+    def __init__(self, ann: Graph, inputs: Sequence[Tensor], T: int, memory: int) -> None:
+        self.ann_graph, self.graph, self.T, self.memory = ann, ann, T, memory
+        self.images = len(inputs[0])
+        self.segments = segments(ann)
+        self._last = last_readers(self.segments)
+        pairs = list(zip(ann.inputs, inputs, strict=True))
+        self.ann: dict[str, Tensor] = {node.name: x for node, x in pairs}
+        self.store: dict[str, _Store] = {node.name: _Store(x, True, None) for node, x in pairs}
+
+    def layer(self, segment: Segment, site: Site) -> Layer:
+        """Bring the ANN to the next site and hand it out for calibration."""
+        for part in self.parts(segment, steps=1):
+            values = {name: Value(self.ann[name][part]) for name in segment.frontier}
+            found = run_segment(self.ann_graph, segment, values, 1)
+            found[segment.site.name] = Value(
+                segment.site.op.run(self.ann_graph.tensors, found[segment.source].data)
+            )  # the activation
+            for name in self._kept(segment):
+                self._write(self.ann, name, part, found[name].data)
+        return Layer(self, segment, site)
+
+    def finish(self, layer: Layer) -> LayerStatistics:
+        """Fire with the final parameters, keep what later segments read, and drop what none does."""
+        site, spikes, wrong, power = layer.segment.site, 0.0, 0.0, 0.0
+        stored: dict[str, Tensor] = {}
+        heights: dict[str, Tensor | None] = {}
+        constant: dict[str, bool] = {}
+        for part, values in layer.chunks():
+            output, target = layer.output(values), layer.target(part)
+            wrong += float((target - output.mean()).square().sum(dtype=torch.float64))
+            power += float(target.square().sum(dtype=torch.float64))
+            spikes += float(output.data.count_nonzero()) if output.height is not None else 0.0
+            values = {**values, site.name: output}
+            for name in self._kept(layer.segment):
+                value = values[name]
+                heights[name], constant[name] = value.height, value.constant
+                data = pack_bits(value.data) if value.height is not None else value.data
+                self._write(stored, name, part, data, axis=0 if value.constant else 1)
+        self.store |= {name: _Store(stored[name], constant[name], heights[name]) for name in stored}
+        self._drop(layer.segment)
+        fires = isinstance(layer.site, Neurons)
+        rate = spikes / (self.images * self.T * prod(site.shape)) if fires else None
+        return LayerStatistics(rate, wrong / power if power else float(wrong > 0))
+
+    def values(self, segment: Segment, part: slice) -> dict[str, Value]:
+        return {name: self.store[name].images(part, self.T) for name in segment.frontier}
+
+    def parts(self, segment: Segment, steps: int | None = None) -> list[slice]:
+        """The images in chunks that fit into what the cached trains leave of the memory budget."""
+        free = self.memory - self.cached_bytes(segment)
+        nodes = (*segment.nodes, segment.site)
+        each = peak_bytes(self.graph, steps or self.T, nodes)
+        if free < each:
+            raise CalibrationError(
+                f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
+                f"{(self.memory - free + each) / 2**20:.0f} MiB; raise memory=, or take fewer images or steps"
+            )
+        size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes)
+        return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]
+
+    def cached_bytes(self, segment: Segment) -> int:
+        """What is kept now, and what this segment will add."""
+        kept = sum(s.data.nbytes for s in self.store.values()) + sum(x.nbytes for x in self.ann.values())
+        return kept + sum(self._bytes(self.graph.by_name[name]) for name in self._kept(segment))
+
+    def _bytes(self, node: Node) -> int:
+        item = self.graph.dtype.itemsize
+        over_time = -(-self.T // 8) if isinstance(node.op, Activation) else self.T * item
+        return prod(node.shape) * self.images * (over_time + item)
+
+    def _kept(self, segment: Segment) -> list[str]:
+        """What of this segment outlives it; the site itself stays until its errors are measured."""
+        index = self.segments.index(segment)
+        later = [n.name for n in segment.nodes if self._last.get(n.name, -1) > index]
+        return [*later, segment.site.name]
+
+    def _drop(self, segment: Segment) -> None:
+        index = self.segments.index(segment)
+        for cache in (self.ann, self.store):
+            for name in [n for n in cache if self._last.get(n, -1) <= index]:
+                del cache[name]
+
+    def _write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
+        if name not in into:
+            shape = list(data.shape)
+            shape[axis] = self.images
+            into[name] = torch.empty(shape, dtype=data.dtype, device=data.device)
+        into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)
+
+
+def initial_site(node: Node, threshold: Tensor | None, dtype: torch.dtype, device: torch.device) -> Site:
+    """A site before calibration: no bias, no initial potential."""
+    zero = torch.zeros((1,) * len(node.shape), dtype=dtype, device=device)
+    return Readout(zero) if threshold is None else Neurons(threshold, zero, zero)

@@ -1,0 +1,561 @@
+"""What each ATen operation means as operations of a `Graph`: one rule a family, all in the table `RULES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from .graph import Node
+from .ops import (
+    Activation,
+    AdaptiveAvgPool,
+    Add,
+    AvgPool,
+    Concat,
+    Constant,
+    Conv,
+    Expand,
+    Linear,
+    Mean,
+    Op,
+    Pad,
+    Permute,
+    Reshape,
+    Scale,
+    Slice,
+    Upsample,
+)
+
+aten = torch.ops.aten
+
+
+class Refuse(Exception):
+    """Raised by a rule that cannot import this call; says why, and what to do."""
+
+
+class Importer(Protocol):
+    """What a rule needs of the graph in the making."""
+
+    nodes: list[Node]
+
+    def add(self, op: Op, inputs: tuple[str, ...], node: fx.Node, shape: Any = None) -> str:
+        """Add a node and return its name."""
+
+    def tensor(self, name: str, value: Tensor) -> str:
+        """Keep a tensor and return its name."""
+
+
+# -- where a call comes from ------------------------------------------------------------------------------------------
+
+
+def _modules(node: fx.Node) -> list[tuple[str, str]]:
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(path, kind if isinstance(kind, str) else kind.__name__) for path, kind in stack.values()]
+
+
+def call_site(node: fx.Node) -> str:
+    """The path of the module that made the call; with the operation behind it, unless it is a module of torch."""
+    path, kind = (_modules(node) or [("", "")])[-1]
+    path = path.removeprefix("L['self'].").split("@")[0]
+    if path.startswith("_"):
+        path = ""
+    if kind.startswith("torch.nn.modules.") and not kind.startswith("torch.nn.modules.container"):
+        return path or op_name(node)
+    return f"{path}.{op_name(node)}" if path else op_name(node)
+
+
+def place(node: fx.Node) -> str:
+    """Module path and source line of a call, for messages."""
+    path = call_site(node)
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    frames = [line.strip() for line in lines if line.strip().startswith("File ")]
+    own = [f for f in frames if "/torch/" not in f]
+    if not own:
+        return path
+    file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
+    return f"{path} ({Path(file).name}:{line})"
+
+
+def op_name(node: fx.Node) -> str:
+    name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+    return name.removeprefix("_native_") if name.startswith("_native_") else name
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """One ATen call: its arguments by name, and how to add our nodes for it."""
+
+    importer: Importer
+    node: fx.Node
+    args: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.args[name]
+
+    def get(self, name: str) -> Any:
+        return self.args.get(name)
+
+    @property
+    def out(self) -> Any:
+        return self.node.meta["val"]
+
+    def ndim(self, name: str) -> int:
+        return len(self.shape(name)) + 1
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one sample of an input."""
+        return next(n.shape for n in reversed(self.importer.nodes) if n.name == self[name])
+
+    def axis(self, dim: int, ndim: int) -> int:
+        """A dimension as an axis of a sample; the batch dimension is refused."""
+        dim = dim % ndim
+        if dim == 0:
+            raise Refuse("it works along the batch dimension; keep dimension 0 the batch")
+        return dim - 1
+
+    def data(self, name: str) -> str:
+        """The name of the node behind an argument that must depend on the images."""
+        value = self[name]
+        if not isinstance(value, str):
+            raise Refuse(f"its argument {name!r} does not depend on the images")
+        return value
+
+    def add(self, op: Op, *inputs: str, shape: Any = None) -> str:
+        return self.importer.add(op, inputs, self.node, shape)
+
+    def keep(self, suffix: str, value: Tensor) -> str:
+        """Store a tensor under the name that the next node of this call will have."""
+        return self.importer.tensor(f"{call_site(self.node)}.{suffix}", value)
+
+    def optional(self, suffix: str, value: Tensor | None) -> str | None:
+        return None if value is None else self.keep(suffix, value)
+
+
+Rule = Callable[[Call], Any]
+RULES: dict[Any, Rule] = {}
+
+
+def _rule(*targets: Any) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, rule))
+        return rule
+
+    return register
+
+
+def _tuple(value: Any, n: int) -> tuple[int, ...]:
+    """ATen writes one number for all dimensions, or a list."""
+    value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return tuple(value * n if len(value) == 1 else value)
+
+
+def _parameter(value: Any, what: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise Refuse(f"its {what} depends on the images, so it is a product of two activations")
+    return value
+
+
+@_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+@_rule(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+@_rule(aten.convolution.default)
+@_rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def _conv(c: Call) -> str:
+    weight, x = _parameter(c["weight"], "weight"), c.data("input")
+    n = weight.ndim - 2
+    if len(c.shape("input")) != n + 1:
+        raise Refuse("its input has no batch dimension")
+    stride, dilation = _tuple(c["stride"], n), _tuple(c["dilation"], n)
+    padding = c["padding"]
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        padding = [t // 2 for t in totals]
+        if any(t % 2 for t in totals):
+            x, padding = _pad_odd(c, x, totals), 0
+    transposed = bool(c.get("transposed")) or "transpose" in str(c.node.target)
+    extra = _tuple(c.get("output_padding") or 0, n)
+    op = Conv(
+        c.keep("weight", weight), c.optional("bias", c["bias"]), stride, _tuple(padding, n), dilation, c["groups"],
+        transposed, extra,
+    )  # fmt: skip
+    return c.add(op, x)
+
+
+def _pad_odd(c: Call, x: str, totals: list[int]) -> str:
+    """Padding 'same' of an even kernel: the odd pixel goes to the right, as in torch."""
+    widths = [w for t in reversed(totals) for w in (t // 2, t - t // 2)]
+    channels, *space = c.shape("input")
+    return c.add(Pad(tuple(widths)), x, shape=(channels, *(s + t for s, t in zip(space, totals, strict=True))))
+
+
+@_rule(aten.linear.default)
+def _linear(c: Call) -> str:
+    weight = _parameter(c["weight"], "weight")
+    return c.add(Linear(c.keep("weight", weight), c.optional("bias", c["bias"])), c.data("input"))
+
+
+@_rule(aten.addmm.default)
+def _addmm(c: Call) -> str:
+    if c["beta"] != 1 or c["alpha"] != 1:
+        raise Refuse("it scales its terms; write it as a linear layer")
+    weight = _parameter(c["mat2"], "second matrix").T.contiguous()
+    return c.add(Linear(c.keep("weight", weight), c.keep("bias", _parameter(c["self"], "bias"))), c.data("mat1"))
+
+
+@_rule(aten.mm.default, aten.matmul.default)
+def _matmul(c: Call) -> str:
+    other = c["mat2"] if "mat2" in c.args else c["other"]
+    weight = _parameter(other, "second factor")
+    if not isinstance(c["self"], str) or weight.ndim != 2:
+        raise Refuse("only images times a matrix is a linear layer")
+    return c.add(Linear(c.keep("weight", weight.T.contiguous())), c["self"])
+
+
+@_rule(aten._native_batch_norm_legit_no_training.default, aten.batch_norm.default)
+def _batch_norm(c: Call) -> str:
+    """γ (x − μ) / σ + β with running statistics, as one scale and one shift a channel (Eq. 19)."""
+    mean, var = c["running_mean"], c["running_var"]
+    if c.get("training") or mean is None or var is None:
+        raise Refuse("batch norm without running statistics mixes the images of a batch; use eval mode statistics")
+    mean64, scale = mean.double(), 1 / (var.double() + c["eps"]).sqrt()
+    if c["weight"] is not None:
+        scale = scale * c["weight"].double()
+    shift = -mean64 * scale
+    if c["bias"] is not None:
+        shift = shift + c["bias"].double()
+    shape = (-1, *(1,) * (c.ndim("input") - 2))  # one value a channel
+    keep = [c.keep(k, v.to(mean.dtype).view(shape)) for k, v in (("scale", scale), ("shift", shift))]
+    value = c.out[0] if isinstance(c.out, (tuple, list)) else c.out
+    return c.add(Scale(*keep), c.data("input"), shape=value.shape[1:])
+
+
+@_rule(aten.relu.default)
+def _relu(c: Call) -> str:
+    return c.add(Activation(), c.data("self"))
+
+
+@_rule(aten.clamp.default, aten.hardtanh.default, aten.clamp_min.default, aten.relu6.default)
+def _clamp(c: Call) -> str:
+    """clamp(x, a, b) = a + clamp(x − a, 0, b − a): an activation between two shifts."""
+    low, high = c.get("min"), c.get("max")
+    if c.node.target is aten.hardtanh.default:
+        low, high = c["min_val"], c["max_val"]
+    elif c.node.target is aten.relu6.default:
+        low, high = 0.0, 6.0
+    if low is None:
+        raise Refuse("a clamp without a lower bound is not a ReLU")
+    if high is not None and high <= low:
+        raise Refuse(f"its bounds {low} and {high} leave nothing between them")
+    return _shifted_activation(c, c.data("self"), float(low), None if high is None else float(high - low))
+
+
+def _shifted_activation(c: Call, x: str, low: float, cap: float | None) -> str:
+    dtype, shape = c.out.dtype, (1,) * (c.out.ndim - 1)
+    if low:
+        x = c.add(Scale(None, c.keep("below", torch.full(shape, -low, dtype=dtype))), x)
+    x = c.add(Activation(None if cap is None else c.keep("cap", torch.full(shape, cap, dtype=dtype))), x)
+    return c.add(Scale(None, c.keep("above", torch.full(shape, low, dtype=dtype))), x) if low else x
+
+
+@_rule(aten.threshold.default)
+def _threshold(c: Call) -> str:
+    if c["threshold"] != 0 or c["value"] != 0:
+        raise Refuse("only a threshold at 0 that gives 0 is a ReLU")
+    return c.add(Activation(), c.data("self"))
+
+
+@_rule(aten.maximum.default)
+def _maximum(c: Call) -> str:
+    x, other = (c["self"], c["other"]) if isinstance(c["self"], str) else (c["other"], c["self"])
+    if not isinstance(other, Tensor) or not isinstance(x, str) or bool(other.count_nonzero()):
+        raise Refuse("only the maximum with 0 is a ReLU")
+    return c.add(Activation(), x)
+
+
+@_rule(aten.add.Tensor, aten.add.Scalar)
+def _add(c: Call) -> str:
+    return _sum(c, c["self"], c["other"], c["alpha"])
+
+
+@_rule(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(c: Call) -> str:
+    return _sum(c, c["self"], c["other"], -c["alpha"])
+
+
+@_rule(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(c: Call) -> str:
+    if c["alpha"] != 1:
+        raise Refuse("it scales the value it subtracts; write it as a subtraction")
+    return _sum(c, c["other"], c["self"], -1)
+
+
+def _sum(c: Call, x: Any, y: Any, alpha: float) -> str:
+    if isinstance(x, str) and isinstance(y, str):
+        return c.add(Add(float(alpha)), x, y)
+    if isinstance(x, str):
+        return c.add(Scale(None, c.keep("shift", _of_sample(c, y) * alpha)), x)
+    minus = torch.full((1,) * (c.out.ndim - 1), float(alpha), dtype=c.out.dtype)
+    return c.add(Scale(None if alpha == 1 else c.keep("scale", minus), c.keep("shift", _of_sample(c, x))), y)
+
+
+@_rule(aten.mul.Tensor, aten.mul.Scalar)
+def _mul(c: Call) -> str:
+    x, y = (c["self"], c["other"]) if isinstance(c["self"], str) else (c["other"], c["self"])
+    if isinstance(y, str):
+        raise Refuse("it multiplies two activations, as attention and squeeze-excitation gates do; remove the gate")
+    return c.add(Scale(c.keep("scale", _of_sample(c, y))), x)
+
+
+@_rule(aten.div.Tensor, aten.div.Scalar)
+def _div(c: Call) -> str:
+    if isinstance(c["other"], str):
+        raise Refuse("it divides by an activation, which is not affine")
+    return c.add(Scale(c.keep("scale", 1 / _of_sample(c, c["other"]))), c.data("self"))
+
+
+@_rule(aten.neg.default)
+def _neg(c: Call) -> str:
+    return c.add(Scale(c.keep("scale", _of_sample(c, -1.0))), c.data("self"))
+
+
+def _of_sample(c: Call, value: Any) -> Tensor:
+    """A constant as it broadcasts against one sample."""
+    ndim = c.out.ndim - 1
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (int, float)):
+            raise Refuse("it computes with the batch size")
+        return torch.full((1,) * ndim, float(value), dtype=c.out.dtype)
+    constant: Tensor = value.to(c.out.dtype)
+    if constant.ndim > ndim:
+        if constant.shape[0] != 1:
+            raise Refuse("it combines the images with a constant that has a batch of its own")
+        constant = constant[0]
+    return constant.reshape((1,) * (ndim - constant.ndim) + tuple(constant.shape))
+
+
+@_rule(aten.cat.default)
+def _cat(c: Call) -> str:
+    tensors, axis = c["tensors"], c.axis(c["dim"], c.out.ndim)
+    anchor = next(t for t in tensors if isinstance(t, str))
+    names = [t if isinstance(t, str) else _constant(c, t, anchor) for t in tensors]
+    return c.add(Concat(axis), *names)
+
+
+def _constant(c: Call, value: Tensor, anchor: str) -> str:
+    if value.shape[0] != 1:
+        raise Refuse("it combines the images with a constant that has a batch of its own")
+    return c.add(Constant(c.keep("value", value[0])), anchor, shape=value.shape[1:])
+
+
+@_rule(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+@_rule(aten.zeros.default, aten.ones.default, aten.full.default, aten.new_zeros.default, aten.new_ones.default)
+@_rule(aten.new_full.default)
+def _filled(c: Call) -> str:
+    name = op_name(c.node)
+    fill = c["fill_value"] if "full" in name else float("ones" in name)
+    anchor = c.importer.nodes[0].name
+    value = torch.full(tuple(c.out.shape[1:]), fill, dtype=c.out.dtype)
+    return c.add(Constant(c.keep("value", value)), anchor)
+
+
+@_rule(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+def _avg_pool(c: Call) -> str:
+    n = c.ndim("self") - 2
+    kernel = _tuple(c["kernel_size"], n)
+    stride = _tuple(c["stride"], n) if c["stride"] else kernel
+    return c.add(
+        AvgPool(
+            kernel,
+            stride,
+            _tuple(c["padding"], n),
+            c["ceil_mode"],
+            c["count_include_pad"],
+            c.get("divisor_override"),
+        ),
+        c.data("self"),
+    )
+
+
+@_rule(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
+def _adaptive_avg_pool(c: Call) -> str:
+    return c.add(AdaptiveAvgPool(tuple(c.out.shape[2:])), c.data("self"))
+
+
+@_rule(aten.mean.dim)
+def _mean(c: Call) -> str:
+    axes = tuple(sorted(c.axis(d, c.ndim("self")) for d in c["dim"] or ()))
+    if not axes:
+        raise Refuse("it averages over the batch as well; name the dimensions")
+    return c.add(Mean(axes, bool(c["keepdim"])), c.data("self"))
+
+
+@_rule(aten.sum.dim_IntList)
+def _sum_over(c: Call) -> str:
+    mean, shape = _mean(c), c.shape("self")
+    count = 1
+    for d in c["dim"]:
+        count *= shape[c.axis(d, c.ndim("self"))]
+    return c.add(Scale(c.keep("scale", _of_sample(c, float(count)))), mean)
+
+
+@_rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
+@_rule(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default)
+def _reshape(c: Call) -> str:
+    return c.add(Reshape(tuple(c.out.shape[1:])), c.data("self"))
+
+
+@_rule(aten.permute.default)
+def _permute(c: Call) -> str:
+    return _permuted(c, [d % c.ndim("self") for d in c["dims"]])
+
+
+@_rule(aten.transpose.int)
+def _transpose(c: Call) -> str:
+    dims = list(range(c.ndim("self")))
+    a, b = c["dim0"], c["dim1"]
+    dims[a], dims[b] = dims[b], dims[a]
+    return _permuted(c, dims)
+
+
+def _permuted(c: Call, dims: list[int]) -> str:
+    if dims[0] != 0:
+        raise Refuse("it moves the batch dimension; keep dimension 0 the batch")
+    return c.add(Permute(tuple(d - 1 for d in dims[1:])), c.data("self"))
+
+
+@_rule(aten.expand.default)
+def _expand(c: Call) -> str:
+    return c.add(Expand(tuple(c.out.shape[1:])), c.data("self"))
+
+
+@_rule(aten.slice.Tensor, aten.narrow.default)
+def _slice(c: Call) -> str:
+    x, dim = c.data("self"), c["dim"] % c.ndim("self")
+    start = c.get("start") or 0
+    stop = start + c["length"] if "length" in c.args else c.get("end")
+    step = c.get("step") or 1
+    if dim == 0:
+        if start == 0 and step == 1 and (stop is None or not isinstance(stop, int) or stop >= 2**62):
+            return x
+        raise Refuse("it picks images out of the batch")
+    size = c.shape("self")[dim - 1]
+    return c.add(Slice(dim - 1, *slice(start, stop, step).indices(size)), x)
+
+
+@_rule(aten.select.int)
+def _select(c: Call) -> str:
+    x, axis = c.data("self"), c.axis(c["dim"], c.ndim("self"))
+    shape = list(c.shape("self"))
+    at = c["index"] % shape[axis]
+    shape[axis] = 1
+    return c.add(Reshape(tuple(c.out.shape[1:])), c.add(Slice(axis, at, at + 1), x, shape=shape))
+
+
+@_rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
+def _split(c: Call) -> list[str]:
+    x, axis = c.data("self"), c.axis(c["dim"], c.ndim("self"))
+    parts, start = [], 0
+    unbind = c.node.target is aten.unbind.int
+    for part in c.out:
+        shape = list(c.shape("self"))
+        shape[axis] = 1 if unbind else part.shape[axis + 1]
+        name = c.add(Slice(axis, start, start + shape[axis]), x, shape=shape)
+        parts.append(c.add(Reshape(tuple(part.shape[1:])), name, shape=part.shape[1:]) if unbind else name)
+        start += shape[axis]
+    return parts
+
+
+@_rule(aten.pad.default, aten.constant_pad_nd.default)
+def _pad(c: Call) -> str:
+    widths = tuple(c["pad"])
+    if len(widths) // 2 >= c.ndim("self") and any(widths[2 * (c.ndim("self") - 1) :]):
+        raise Refuse("it pads the batch dimension")
+    return c.add(Pad(widths, str(c.get("mode") or "constant"), float(c.get("value") or 0)), c.data("self"))
+
+
+@_rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def _reflection_pad(c: Call) -> str:
+    return c.add(Pad(tuple(c["padding"]), "reflect"), c.data("self"))
+
+
+@_rule(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def _replication_pad(c: Call) -> str:
+    return c.add(Pad(tuple(c["padding"]), "replicate"), c.data("self"))
+
+
+_UPSAMPLE = {
+    "upsample_nearest1d": "nearest", "upsample_nearest2d": "nearest", "upsample_nearest3d": "nearest",
+    "upsample_linear1d": "linear", "upsample_bilinear2d": "bilinear", "upsample_trilinear3d": "trilinear",
+}  # fmt: skip
+
+
+@_rule(*(getattr(getattr(aten, name), overload) for name in _UPSAMPLE for overload in ("default", "vec")))
+def _upsample(c: Call) -> str:
+    factors = c.get("scale_factors")
+    op = Upsample(
+        tuple(c.out.shape[2:]),
+        _UPSAMPLE[op_name(c.node)],
+        c.get("align_corners"),
+        tuple(factors) if factors else None,
+    )
+    return c.add(op, c.data("input" if "input" in c.args else "self"))
+
+
+@_rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+@_rule(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+)
+def _identity(c: Call) -> str:
+    if c.get("train"):
+        raise Refuse("dropout is active in the exported program; export it in eval mode")
+    return str(c.data("input" if "input" in c.args else "self"))
+
+
+@_rule(aten._to_copy.default, aten.to.dtype)
+def _to(c: Call) -> str:
+    dtype = c.get("dtype")
+    if dtype is not None and not dtype.is_floating_point:
+        raise Refuse("it rounds to whole numbers")
+    return c.data("self")
+
+
+#: What to do about well-known operations without a rule.
+REMEDIES = {
+    "silu": "SiLU is not a ReLU; train or fine-tune the network with ReLU in its place",
+    "gelu": "GELU is not a ReLU; train or fine-tune the network with ReLU in its place",
+    "hardswish": "Hardswish is not a ReLU; train or fine-tune the network with ReLU in its place",
+    "hardsigmoid": "a gate has no spiking meaning; remove the squeeze-excitation blocks",
+    "sigmoid": "a sigmoid has no spiking meaning; remove the gate; behind the last layer, apply it outside the model",
+    "softmax": "a softmax has no spiking meaning; if it is the last layer, apply it outside the model",
+    "log_softmax": "a softmax has no spiking meaning; if it is the last layer, apply it outside the model",
+    "tanh": "tanh is not a ReLU; train or fine-tune the network with ReLU in its place",
+    "elu": "ELU is not a ReLU; train or fine-tune the network with ReLU in its place",
+    "leaky_relu": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
+    "prelu": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
+    "_prelu_kernel": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
+    "layer_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
+    "group_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
+    "batch_norm_legit": "batch norm without running statistics mixes the images of a batch; train it with them",
+    "instance_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
+    "scaled_dot_product_attention": "attention multiplies activations with each other",
+    "max_pool2d": "max pooling is not converted yet; use average pooling",
+    "max_pool1d": "max pooling is not converted yet; use average pooling",
+    "max_pool3d": "max pooling is not converted yet; use average pooling",
+    "max_pool2d_with_indices": "max pooling is not converted yet; use average pooling",
+    "adaptive_max_pool2d": "max pooling is not converted yet; use average pooling",
+    "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
+    "bmm": "it multiplies two activations, as attention does",
+}

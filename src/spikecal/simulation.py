@@ -1,0 +1,207 @@
+"""Run a graph as the ANN or as the spiking network; the loop is the same, only the activations differ.
+
+A value is either the same at every step, (B, ...), and computed once, or a train over time, (t, B, ...), whose
+steps ride in the batch dimension while affine operations work on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .functional import integrate_and_fire
+from .graph import Graph, Node
+from .ops import Activation, Input, Output
+from .segments import Segment
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """The integrate-and-fire neurons of one site. Parameters broadcast against a sample, as (C, 1, 1) does."""
+
+    threshold: Tensor
+    v0: Tensor  # membrane potential before the first step
+    bias: Tensor  # a constant current on top of what arrives
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Neurons:
+        return Neurons(fn(self.threshold), fn(self.v0), fn(self.bias))
+
+
+@dataclass(frozen=True)
+class Readout:
+    """An output: it does not fire, its value is the mean current."""
+
+    bias: Tensor
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Readout:
+        return Readout(fn(self.bias))
+
+
+Site = Neurons | Readout
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a node gives: the same at every step, or a train over time."""
+
+    data: Tensor  # (B, ...) if constant, else (t, B, ...)
+    constant: bool = True
+    height: Tensor | None = None  # of spikes: every element is 0 or this
+
+    def dense(self, steps: int) -> Tensor:
+        """With time in the batch dimension: (t·B, ...)."""
+        if self.constant:
+            return self.data.expand(steps, *self.data.shape).flatten(0, 1)
+        return self.data.flatten(0, 1)
+
+    def mean(self) -> Tensor:
+        """Mean over the steps, (B, ...)."""
+        return self.data if self.constant else self.data.mean(0)
+
+
+@dataclass
+class Work:
+    """What was computed, for tests of cost: images × steps for every node that was run over time."""
+
+    node_steps: int = 0
+    neuron_steps: int = 0
+
+
+_work: ContextVar[Work | None] = ContextVar("work", default=None)
+
+
+@contextmanager
+def count_work() -> Iterator[Work]:
+    """Count what is simulated inside the block."""
+    token = _work.set(Work())
+    try:
+        work = _work.get()
+        assert work is not None
+        yield work
+    finally:
+        _work.reset(token)
+
+
+def affine(graph: Graph, node: Node, inputs: Sequence[Value], steps: int) -> Value:
+    """One affine node on values that may or may not change over time."""
+    constant = all(v.constant for v in inputs)
+    if (work := _work.get()) is not None:
+        work.node_steps += inputs[0].data.shape[0 if inputs[0].constant else 1] * (1 if constant else steps)
+    if constant:
+        return Value(node.op.run(graph.tensors, *(v.data for v in inputs)))
+    y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
+    return Value(y.unflatten(0, (steps, -1)), constant=False)
+
+
+def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:
+    """The current a site gets at every step, (t, B, ...), with its own bias."""
+    if value.constant:
+        current = value.data + bias
+        return current.expand(steps, *current.shape)
+    return value.data + bias
+
+
+def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None) -> tuple[Value, Tensor]:
+    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards."""
+    if (work := _work.get()) is not None:
+        work.neuron_steps += current.shape[0] * current.shape[1]
+    spikes, v = integrate_and_fire(current, neurons.threshold, neurons.v0 if v is None else v)
+    return Value(spikes, constant=False, height=neurons.threshold), v
+
+
+def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], steps: int) -> dict[str, Value]:
+    """All values of one segment, given those at its frontier."""
+    found = dict(values)
+    for node in segment.nodes:
+        found[node.name] = affine(graph, node, [found[i] for i in node.inputs], steps)
+    return found
+
+
+Tap = Callable[[Node, Value], None]
+
+
+def run_ann(graph: Graph, inputs: Sequence[Tensor], tap: Tap | None = None) -> list[Tensor]:
+    """The outputs of the ANN; `tap` is shown the value at every activation and output."""
+    return [block.data for block in _run(graph, inputs, None, 1, {}, {}, tap)]
+
+
+def run_snn(
+    graph: Graph,
+    sites: Mapping[str, Site],
+    inputs: Sequence[Tensor],
+    T: int,
+    tap: Tap | None = None,
+    block: int | None = None,
+) -> list[Tensor]:
+    """The current at every output and step, [(T, B, ...)]; `tap` is shown every site's spikes or current.
+
+    Steps are taken `block` at a time, all of them at once by default: fewer need less memory, and are slower.
+    """
+    potentials: dict[str, Tensor] = {}
+    constants: dict[str, Value] = {}
+    parts: list[list[Tensor]] = []
+    for start in range(0, T, block or T):
+        steps = min(block or T, T - start)
+        outputs = _run(graph, inputs, sites, steps, potentials, constants, tap)
+        parts.append([site_current(v, sites[n.name].bias, steps) for n, v in zip(graph.outputs, outputs, strict=True)])
+    return [torch.cat(p) if len(p) > 1 else p[0] for p in zip(*parts, strict=True)]
+
+
+def _run(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    sites: Mapping[str, Site] | None,
+    steps: int,
+    potentials: dict[str, Tensor],
+    constants: dict[str, Value],
+    tap: Tap | None,
+) -> list[Value]:
+    """One pass over the nodes for `steps` steps; `potentials` and `constants` carry over to the next steps."""
+    images = iter(inputs)
+    values: dict[str, Value] = dict(constants)
+    waiting = {name: len(readers) for name, readers in graph.readers.items()}
+    outputs = []
+    for node in graph.nodes:
+        if isinstance(node.op, Input):
+            values[node.name] = Value(next(images))
+        elif node.name not in values:
+            values[node.name] = _value(graph, node, values, sites, steps, potentials)
+        value = values[node.name]
+        if isinstance(node.op, Output):
+            outputs.append(value)
+        if tap is not None and node.is_site:
+            tap(node, value)
+        if sites is not None and value.constant and not isinstance(node.op, Input):
+            constants[node.name] = value
+        for name in node.inputs:
+            waiting[name] -= 1
+            if not waiting[name]:
+                del values[name]
+    return outputs
+
+
+def _value(
+    graph: Graph,
+    node: Node,
+    values: Mapping[str, Value],
+    sites: Mapping[str, Site] | None,
+    steps: int,
+    potentials: dict[str, Tensor],
+) -> Value:
+    if sites is None or not isinstance(node.op, Activation):
+        return affine(graph, node, [values[i] for i in node.inputs], steps)
+    neurons = sites[node.name]
+    assert isinstance(neurons, Neurons)
+    current = site_current(values[node.inputs[0]], neurons.bias, steps)
+    spikes, potentials[node.name] = fire(current, neurons, potentials.get(node.name))
+    return spikes
+
+
+def with_bias(site: Site, delta: Tensor) -> Site:
+    """The site with `delta` added to its bias."""
+    return replace(site, bias=site.bias + delta)

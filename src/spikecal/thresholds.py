@@ -1,0 +1,231 @@
+"""Rules that choose the firing threshold of every site from the ANN's activations.
+
+A rule hands out an accumulator for each site; all of them watch the ANN run over the images, as often as they ask
+for. What they keep is an exact statistic of all images, whatever their order and number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Accumulator(Protocol):
+    """Watches the activations of one site, arranged as (rows, values): one row a channel, or one in all."""
+
+    def update(self, x: Tensor) -> None:
+        """Take in some activations, (rows, n)."""
+
+    def end_pass(self) -> Tensor | None:
+        """After all images: the thresholds, (rows,), or None to see all images once more."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that a pass needs for one row."""
+
+
+class ThresholdRule(Protocol):
+    @property
+    def per_channel(self) -> bool: ...
+
+    def accumulator(self, T: int) -> Accumulator: ...
+
+
+def _alive(threshold: Tensor) -> Tensor:
+    """A row that never was positive gets the threshold 1: it will not fire, and nothing divides by zero."""
+    return torch.where(threshold > 0, threshold, torch.ones_like(threshold))
+
+
+@dataclass(frozen=True)
+class MaxActivation:
+    """θ = the largest activation (Diehl et al. 2015): nothing is clipped, small values are floored away."""
+
+    per_channel: bool = False
+
+    def accumulator(self, T: int) -> Accumulator:
+        return _Maximum()
+
+
+@dataclass
+class _Maximum:
+    top: Tensor | None = None
+    nbytes: int = 8
+
+    def update(self, x: Tensor) -> None:
+        top = x.amax(1)
+        self.top = top if self.top is None else torch.maximum(self.top, top)
+
+    def end_pass(self) -> Tensor:
+        assert self.top is not None
+        return _alive(self.top)
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """θ = the q-quantile of the activations (Rueckauer et al. 2017): the least one that a share q does not exceed."""
+
+    q: float = 0.999
+    per_channel: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.q <= 1:
+            raise ValueError(f"the percentile q must be in (0, 1], not {self.q}")
+
+    def accumulator(self, T: int) -> Accumulator:
+        return _Quantile(self.q)
+
+
+@dataclass
+class _Quantile:
+    """Selects the k-th smallest value exactly, by radix: the bits of positive floats sort like the floats.
+
+    Each pass counts the values by their next DIGIT bits among those that share the bits found so far.
+    """
+
+    q: float
+    prefix: Tensor | None = None  # bits found so far, (rows,)
+    rank: Tensor | None = None  # rank of the wanted value among those that share them, from 1
+    top: Tensor | None = None
+    counts: Tensor | None = None
+    seen: int = 0
+    remaining: int = 0  # bits not yet found
+    dtype: torch.dtype = torch.float32
+
+    DIGIT = 11
+    nbytes: int = 8 * 2**11
+
+    def update(self, x: Tensor) -> None:
+        x = x.relu() + 0.0  # no negative zero
+        bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64).long()
+        if self.prefix is None:
+            self.dtype = x.dtype
+            self.remaining = self.remaining or torch.finfo(x.dtype).bits
+            self.seen += x.shape[1]
+            top = x.amax(1)
+            self.top = top if self.top is None else torch.maximum(self.top, top)
+        rows, shift = x.shape[0], max(0, self.remaining - self.DIGIT)
+        digit = (bits >> shift) & (2 ** min(self.DIGIT, self.remaining) - 1)
+        row = torch.arange(rows, device=x.device)[:, None].expand_as(digit)
+        if self.prefix is not None:
+            match = (bits >> self.remaining) == self.prefix[:, None]
+            digit, row = digit[match], row[match]
+        counts = torch.bincount((row * 2**self.DIGIT + digit).flatten(), minlength=rows * 2**self.DIGIT)
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def end_pass(self) -> Tensor | None:
+        assert self.counts is not None and self.top is not None
+        counts = self.counts.view(-1, 2**self.DIGIT)  # (rows, digits)
+        if self.rank is None or self.prefix is None:
+            self.rank = torch.full_like(counts[:, 0], ceil(self.q * self.seen))
+            self.prefix = torch.zeros_like(self.rank)
+        below = counts.cumsum(1)
+        digit = (below < self.rank[:, None]).sum(1)
+        self.rank = self.rank - torch.where(digit > 0, below.gather(1, (digit - 1).clamp(0)[:, None])[:, 0], 0)
+        self.prefix = (self.prefix << min(self.DIGIT, self.remaining)) | digit
+        self.remaining -= min(self.DIGIT, self.remaining)
+        self.counts = None
+        if self.remaining:
+            return None
+        bits = self.prefix.to(torch.int32 if self.dtype == torch.float32 else torch.int64)
+        value = bits.view(self.dtype)
+        return _alive(torch.where(value > 0, value, self.top))
+
+
+@dataclass(frozen=True)
+class MMSE:
+    """θ with the least squared error of `clip_floor` against the ReLU (Eq. 11), among `grid` values up to the maximum.
+
+    `shift` is the part of a threshold that the neurons start with: 0 floors, 0.5 rounds to the nearest level.
+    """
+
+    grid: int = 100
+    per_channel: bool = False
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.grid < 1:
+            raise ValueError(f"the grid must have at least one value, not {self.grid}")
+        if not 0 <= self.shift < 1:
+            raise ValueError(f"the shift must be in [0, 1), not {self.shift}")
+
+    def accumulator(self, T: int) -> Accumulator:
+        return _LeastError(T, self.grid, self.shift)
+
+
+@dataclass
+class _LeastError:
+    """An exact search that touches every activation once, not once for each candidate.
+
+    The candidates are θ_g = g·max/grid, so every level boundary (k − shift)·θ_g/T lies on the lattice of cells of
+    width max/(grid·T·d), where d makes shift·d whole. Number and sum of the activations in each cell therefore
+    give the squared error of every candidate exactly: Σ(x − q)² = Σx² + Σ_k q_k·(n_k·q_k − 2·Σ_k x).
+    """
+
+    T: int
+    grid: int
+    shift: float
+    top: Tensor | None = None
+    counts: Tensor | None = None  # (rows, cells)
+    sums: Tensor | None = None
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        self.per_level = next((d for d in range(1, 65) if (self.shift * d) % 1 == 0), 64)
+        self.cells = self.grid * self.T * self.per_level
+
+    @property
+    def nbytes(self) -> int:
+        return 16 * (self.cells + 1) if self.top is not None else 8
+
+    def update(self, x: Tensor) -> None:
+        if not self.final:
+            top = x.amax(1)
+            self.top = top if self.top is None else torch.maximum(self.top, top)
+            return
+        assert self.top is not None
+        rows = x.shape[0]
+        row, column = (x > 0).nonzero(as_tuple=True)
+        values = x[row, column].double()
+        cell = (values * (self.cells / self.top.double()[row])).long().clamp_(max=self.cells)
+        index = row * (self.cells + 1) + cell
+        size = rows * (self.cells + 1)
+        counts = torch.bincount(index, minlength=size).double()
+        sums = torch.bincount(index, values, minlength=size)
+        self.counts = counts if self.counts is None else self.counts + counts
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def end_pass(self) -> Tensor | None:
+        assert self.top is not None
+        if not self.final:
+            self.top, self.final = _alive(self.top), True
+            return None
+        assert self.counts is not None
+        best = self.candidates().gather(1, self.errors().argmin(1)[:, None])[:, 0].to(self.top.dtype)
+        dead = self.counts.view(len(best), -1).sum(1) == 0
+        return torch.where(dead, self.top, best)
+
+    def candidates(self) -> Tensor:
+        assert self.top is not None
+        steps = torch.arange(1, self.grid + 1, dtype=torch.float64, device=self.top.device)
+        return self.top.double()[:, None] * steps / self.grid  # (rows, grid)
+
+    def errors(self) -> Tensor:
+        """Squared error of every candidate, (rows, grid), up to the constant Σx²."""
+        assert self.top is not None and self.counts is not None and self.sums is not None
+        n = self.counts.view(len(self.top), -1)
+        s = self.sums.view(len(self.top), -1)
+        n, s = ((c.sum(1, keepdim=True) - c.cumsum(1) + c) for c in (n, s))  # how many, how much, at or above a cell
+        levels = torch.arange(1, self.T + 1, device=n.device)  # level k is reached at (k − shift)·θ/T
+        edges = ((levels - self.shift) * self.per_level).round().long()
+        errors = torch.empty(len(self.top), self.grid, dtype=torch.float64, device=n.device)
+        for g, theta in enumerate(self.candidates().T, 1):
+            unit = (theta / self.T)[:, None]  # (rows, 1)
+            at = edges * g
+            # Σ_k over the steps k−1 → k of q²: q_k² − q_{k−1}² = unit²·(2k − 1), and of q: unit
+            gain = unit**2 * (2 * levels - 1) * n[:, at] - 2 * unit * s[:, at]
+            errors[:, g - 1] = gain.sum(1)
+        return errors
