@@ -91,6 +91,11 @@ def find_thresholds(
             used += accumulator.nbytes * rows[name]
             if chosen and used > memory // 2:
                 break
+            if used > memory:
+                raise CalibrationError(
+                    f"the thresholds of {name!r} at T={T} need {used / 2**20:.0f} MiB, more than the memory budget; "
+                    "raise memory=, or let the channels of a layer share a threshold (per_channel=False)"
+                )
             chosen.append(name)
 
         def watch(node: Node, value: Value, chosen: list[str] = chosen) -> None:

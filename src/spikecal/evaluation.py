@@ -115,7 +115,7 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
 
 
 def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
-    (ys,) = snn.simulate(images, lambda node, value: _add_spikes(sums, node, value, snn.T))  # (T, B, classes)
+    (ys,) = snn.currents(images, lambda node, value: _add_spikes(sums, node, value, snn.T))  # (T, B, classes)
     (z,) = run_ann(snn.source, images, lambda node, value: _compare(snn, sums, node, value))  # (B, classes)
     answers, ann = running_mean(ys).argmax(-1).cpu(), z.argmax(-1).cpu()  # (T, B), (B,)
     sums.images += len(ann)

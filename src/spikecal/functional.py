@@ -54,7 +54,7 @@ def channel_mean(e: Tensor, axis: int) -> Tensor:
 def pack_bits(spikes: Tensor) -> Tensor:
     """(T, ...) spikes of any height -> (⌈T/8⌉, ...) bytes, step t in bit t mod 8 of byte t div 8."""
     T = len(spikes)
-    packed = spikes.new_zeros((-(-T // 8), *spikes.shape[1:]), dtype=torch.uint8)
+    packed = torch.zeros_like(spikes[::8], dtype=torch.uint8)  # keeps the layout in memory
     for t in range(T):
         packed[t // 8] |= (spikes[t] != 0).to(torch.uint8) << (t % 8)
     return packed
@@ -62,8 +62,11 @@ def pack_bits(spikes: Tensor) -> Tensor:
 
 def unpack_bits(packed: Tensor, T: int, height: Tensor) -> Tensor:
     """The inverse of `pack_bits`: (⌈T/8⌉, ...) bytes -> (T, ...) spikes of this height."""
-    steps = [((packed[t // 8] >> (t % 8)) & 1) * height for t in range(T)]
-    return torch.stack(steps)
+    spikes = torch.empty_like(packed[:1], dtype=height.dtype).expand(T, *packed.shape[1:])
+    spikes = torch.empty_like(spikes)
+    for t in range(T):
+        torch.mul((packed[t // 8] >> (t % 8)) & 1, height, out=spikes[t])
+    return spikes
 
 
 def count_spikes(packed: Tensor, T: int) -> Tensor:

@@ -40,8 +40,20 @@ def _free() -> int:
 def chunk_of_images(graph: Graph, T: int, limit: int, images: int, nodes: Iterable[Node] | None = None) -> int:
     """How many images to run at once over T steps: within the limit, and not more than the caches like."""
     nodes = list(graph.nodes if nodes is None else nodes)
-    widest = max(prod(n.shape) for n in nodes) * T * graph.dtype.itemsize
-    return max(1, min(images, limit // max(1, peak_bytes(graph, T, nodes)), _CACHE_FRIENDLY // max(1, widest)))
+    return max(
+        1, min(images, limit // max(1, peak_bytes(graph, T, nodes)), _CACHE_FRIENDLY // (T * _widest(graph, nodes)))
+    )
+
+
+def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:
+    """How many of T steps to take at once with this many images, by the same measure."""
+    fitting = limit // max(1, images * peak_bytes(graph, 1))
+    return max(1, min(T, fitting, _CACHE_FRIENDLY // (images * _widest(graph, graph.nodes))))
+
+
+def _widest(graph: Graph, nodes: Iterable[Node]) -> int:
+    """Bytes of the largest value of one image at one step."""
+    return max(max(prod(n.shape) for n in nodes) * graph.dtype.itemsize, 1)
 
 
 def peak_bytes(graph: Graph, T: int, nodes: Iterable[Node] | None = None) -> int:

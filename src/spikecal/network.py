@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .images import Inputs, fit_inputs
-from .memory import budget, chunk_of_images, peak_bytes
+from .memory import block_of_steps, budget, chunk_of_images
 from .recipes import Recipe
 from .replay import LayerStatistics
 from .simulation import Site, Tap, run_ann, run_snn
@@ -44,23 +44,29 @@ class SpikingNetwork:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The mean output over the T steps, in the structure of the model's own result: compare it with the ANN's."""
-        return self._collect(inputs, lambda chunk: [y.mean(0) for y in self.simulate(chunk)], 0)
+        return self._collect(inputs, self._mean, 0)
 
     def over_time(self, *inputs: Tensor) -> Any:
         """The running mean of the output after 1, 2, ... T steps, (T, B, ...)."""
-        return self._collect(inputs, lambda chunk: [running_mean(y) for y in self.simulate(chunk)], 1)
+        return self._collect(inputs, lambda chunk: [running_mean(y) for y in self.currents(chunk)], 1)
 
     def ann(self, *inputs: Tensor) -> Any:
         """The ANN twin: equals the model that was converted."""
         return self._collect(inputs, lambda chunk: run_ann(self.source, chunk), 0, T=1)
 
-    @torch.no_grad()
-    def simulate(self, inputs: Inputs, tap: Tap | None = None) -> list[Tensor]:
-        """The current at every output and step, [(T, B, ...)], all images at once; `tap` sees every site."""
-        each = peak_bytes(self.graph, self.T) * len(inputs[0])
-        limit = budget(self.memory)
-        block = self.T if each <= limit else max(1, self.T * limit // each)
+    def simulate(self, inputs: Inputs, tap: Tap | None = None) -> Iterator[list[Tensor]]:
+        """The current at every output, [(t, B, ...)] for t steps after t steps; `tap` sees every site."""
+        block = block_of_steps(self.graph, self.T, budget(self.memory), len(inputs[0]))
         return run_snn(self.graph, self.sites, inputs, self.T, tap, block)
+
+    @torch.no_grad()
+    def currents(self, inputs: Inputs, tap: Tap | None = None) -> list[Tensor]:
+        """The current at every output and step, [(T, B, ...)]."""
+        return [torch.cat(parts) for parts in zip(*self.simulate(inputs, tap), strict=True)]
+
+    def _mean(self, inputs: Inputs) -> list[Tensor]:
+        total = [sum(parts) for parts in zip(*([y.sum(0) for y in ys] for ys in self.simulate(inputs)), strict=True)]
+        return [y / self.T for y in total]
 
     def chunk_size(self, images: int, T: int | None = None) -> int:
         """How many images to simulate at once."""

@@ -85,14 +85,16 @@ class Layer:
         if self._memo is not None:
             yield from self._memo
             return
-        parts = self._replay.parts(self.segment)
-        memo: list[tuple[slice, dict[str, Value]]] | None = [] if len(parts) == 1 else None
-        for part in parts:
+        needed = {self.segment.source, *self._replay.kept(self.segment)}
+        memo: list[tuple[slice, dict[str, Value]]] = []
+        holds = self._replay.holds(needed)
+        for part in self._replay.parts(self.segment):
             values = run_segment(self.graph, self.segment, self._replay.values(self.segment, part), self.T)
-            if memo is not None:
+            values = {name: value for name, value in values.items() if name in needed}
+            if holds:
                 memo.append((part, values))
             yield part, values
-        self._memo = memo
+        self._memo = memo if holds else None
 
     def output(self, values: Mapping[str, Value]) -> Value:
         """What the site gives: spikes, or the current at an output."""
@@ -145,7 +147,7 @@ class Replay:
             found[segment.site.name] = Value(
                 segment.site.op.run(self.ann_graph.tensors, found[segment.source].data)
             )  # the activation
-            for name in self._kept(segment):
+            for name in self.kept(segment):
                 self._write(self.ann, name, part, found[name].data)
         return Layer(self, segment, site)
 
@@ -161,7 +163,7 @@ class Replay:
             power += float(target.square().sum(dtype=torch.float64))
             spikes += float(output.data.count_nonzero()) if output.height is not None else 0.0
             values = {**values, site.name: output}
-            for name in self._kept(layer.segment):
+            for name in self.kept(layer.segment):
                 value = values[name]
                 heights[name], constant[name] = value.height, value.constant
                 data = pack_bits(value.data) if value.height is not None else value.data
@@ -177,28 +179,33 @@ class Replay:
 
     def parts(self, segment: Segment, steps: int | None = None) -> list[slice]:
         """The images in chunks that fit into what the cached trains leave of the memory budget."""
-        free = self.memory - self.cached_bytes(segment)
+        free = self.memory * 3 // 4 - self.cached_bytes(segment)  # a quarter is for currents that are kept
         nodes = (*segment.nodes, segment.site)
         each = peak_bytes(self.graph, steps or self.T, nodes)
         if free < each:
             raise CalibrationError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
-                f"{(self.memory - free + each) / 2**20:.0f} MiB; raise memory=, or take fewer images or steps"
+                f"{(self.memory - free + each) / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
             )
         size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes)
         return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]
 
+    def holds(self, names: set[str]) -> bool:
+        """Whether the currents at these nodes are small enough to be kept while a site is calibrated."""
+        each = sum(prod(self.graph.by_name[n].shape) for n in names) * self.T * self.graph.dtype.itemsize
+        return each * self.images <= self.memory // 4
+
     def cached_bytes(self, segment: Segment) -> int:
         """What is kept now, and what this segment will add."""
         kept = sum(s.data.nbytes for s in self.store.values()) + sum(x.nbytes for x in self.ann.values())
-        return kept + sum(self._bytes(self.graph.by_name[name]) for name in self._kept(segment))
+        return kept + sum(self._bytes(self.graph.by_name[name]) for name in self.kept(segment))
 
     def _bytes(self, node: Node) -> int:
         item = self.graph.dtype.itemsize
         over_time = -(-self.T // 8) if isinstance(node.op, Activation) else self.T * item
         return prod(node.shape) * self.images * (over_time + item)
 
-    def _kept(self, segment: Segment) -> list[str]:
+    def kept(self, segment: Segment) -> list[str]:
         """What of this segment outlives it; the site itself stays until its errors are measured."""
         index = self.segments.index(segment)
         later = [n.name for n in segment.nodes if self._last.get(n.name, -1) > index]
@@ -212,10 +219,16 @@ class Replay:
 
     def _write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
         if name not in into:
-            shape = list(data.shape)
-            shape[axis] = self.images
-            into[name] = torch.empty(shape, dtype=data.dtype, device=data.device)
+            into[name] = _resized(data, axis, self.images)
         into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)
+
+
+def _resized(data: Tensor, axis: int, size: int) -> Tensor:
+    """An empty tensor like `data`, laid out in memory alike, with another size along one axis."""
+    shape = [size if d == axis else n for d, n in enumerate(data.shape)]
+    outermost_first = sorted(range(data.ndim), key=lambda d: (-data.stride()[d], d))
+    empty = torch.empty([shape[d] for d in outermost_first], dtype=data.dtype, device=data.device)
+    return empty.permute([outermost_first.index(d) for d in range(data.ndim)])
 
 
 def initial_site(node: Node, threshold: Tensor | None, dtype: torch.dtype, device: torch.device) -> Site:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from .functional import integrate_and_fire
@@ -137,19 +136,17 @@ def run_snn(
     T: int,
     tap: Tap | None = None,
     block: int | None = None,
-) -> list[Tensor]:
-    """The current at every output and step, [(T, B, ...)]; `tap` is shown every site's spikes or current.
+) -> Iterator[list[Tensor]]:
+    """The current at every output, [(t, B, ...)] for the next t steps; `tap` is shown every site's spikes or current.
 
-    Steps are taken `block` at a time, all of them at once by default: fewer need less memory, and are slower.
+    Steps are taken `block` at a time, all of them at once by default.
     """
     potentials: dict[str, Tensor] = {}
     constants: dict[str, Value] = {}
-    parts: list[list[Tensor]] = []
     for start in range(0, T, block or T):
         steps = min(block or T, T - start)
         outputs = _run(graph, inputs, sites, steps, potentials, constants, tap)
-        parts.append([site_current(v, sites[n.name].bias, steps) for n, v in zip(graph.outputs, outputs, strict=True)])
-    return [torch.cat(p) if len(p) > 1 else p[0] for p in zip(*parts, strict=True)]
+        yield [site_current(v, sites[n.name].bias, steps) for n, v in zip(graph.outputs, outputs, strict=True)]
 
 
 def _run(

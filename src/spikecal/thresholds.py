@@ -190,7 +190,7 @@ class _LeastError:
         rows = x.shape[0]
         row, column = (x > 0).nonzero(as_tuple=True)
         values = x[row, column].double()
-        cell = (values * (self.cells / self.top.double()[row])).long().clamp_(max=self.cells)
+        cell = (values * self.cells / self.top.double()[row]).long().clamp_(max=self.cells)
         index = row * (self.cells + 1) + cell
         size = rows * (self.cells + 1)
         counts = torch.bincount(index, minlength=size).double()
