@@ -37,6 +37,8 @@ RECIPES: dict[str, sc.Recipe] = {
     "percentile": sc.Recipe(sc.Percentile(), (SHIFT,)),
     "MMSE": sc.plain(per_channel=False),
     "MMSE*": sc.plain(),
+    "maximum + BC": sc.Recipe(sc.MaxActivation(), (SHIFT, sc.BiasCalibration())),
+    "percentile + BC": sc.Recipe(sc.Percentile(), (SHIFT, sc.BiasCalibration())),
     "light (MMSE + BC)": sc.light(per_channel=False),
     "light (MMSE* + BC)": sc.light(),
     "MMSE* + PC": sc.Recipe(CHANNELS, (SHIFT, sc.PotentialCalibration())),

@@ -131,7 +131,7 @@ def _add_spikes(sums: _Sums, node: Node, value: Value, T: int) -> None:
     if not isinstance(node.op, Activation):
         return
     layer = sums.layers[node.name]
-    part = value.data.sum(0) / T  # (B, C, ...)
+    part = value.mean() * (len(value.data) / T)  # (B, C, ...)
     layer.mean = part if layer.mean is None else layer.mean + part
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import CalibrationError
-from .functional import count_spikes, pack_bits, unpack_bits
+from .functional import count_spikes, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
 from .memory import chunk_of_images, peak_bytes
 from .ops import Activation, Conv, Linear
@@ -42,7 +42,7 @@ class _Store:
         """Mean over time for every image, (N, ...)."""
         if self.height is not None:
             return count_spikes(self.data, T) * (self.height / T)
-        return self.data if self.constant else self.data.mean(0)
+        return self.data if self.constant else mean_over_time(self.data)
 
 
 @dataclass(frozen=True)
@@ -153,25 +153,26 @@ class Replay:
 
     def finish(self, layer: Layer) -> LayerStatistics:
         """Fire with the final parameters, keep what later segments read, and drop what none does."""
-        site, spikes, wrong, power = layer.segment.site, 0.0, 0.0, 0.0
+        site, rates, wrong, power = layer.segment.site, 0.0, 0.0, 0.0
         stored: dict[str, Tensor] = {}
         heights: dict[str, Tensor | None] = {}
         constant: dict[str, bool] = {}
         for part, values in layer.chunks():
             output, target = layer.output(values), layer.target(part)
-            wrong += float((target - output.mean()).square().sum(dtype=torch.float64))
+            mean = output.mean()
+            wrong += float((target - mean).square().sum(dtype=torch.float64))
             power += float(target.square().sum(dtype=torch.float64))
-            spikes += float(output.data.count_nonzero()) if output.height is not None else 0.0
+            rates += 0.0 if output.height is None else float((mean / output.height).sum(dtype=torch.float64))
             values = {**values, site.name: output}
             for name in self.kept(layer.segment):
                 value = values[name]
                 heights[name], constant[name] = value.height, value.constant
-                data = pack_bits(value.data) if value.height is not None else value.data
+                data = value.data if value.height is None else pack_bits(value.data, value.height)
                 self._write(stored, name, part, data, axis=0 if value.constant else 1)
         self.store |= {name: _Store(stored[name], constant[name], heights[name]) for name in stored}
         self._drop(layer.segment)
         fires = isinstance(layer.site, Neurons)
-        rate = spikes / (self.images * self.T * prod(site.shape)) if fires else None
+        rate = rates / (self.images * prod(site.shape)) if fires else None
         return LayerStatistics(rate, wrong / power if power else float(wrong > 0))
 
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .functional import integrate_and_fire
+from .functional import integrate_and_fire, mean_over_time
 from .graph import Graph, Node
 from .ops import Activation, Input, Output
 from .segments import Segment
@@ -60,7 +60,7 @@ class Value:
 
     def mean(self) -> Tensor:
         """Mean over the steps, (B, ...)."""
-        return self.data if self.constant else self.data.mean(0)
+        return self.data if self.constant else mean_over_time(self.data)
 
 
 @dataclass
