@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from .errors import UnsupportedModelError
 from .graph import Graph, Node
 from .ops import Input, Op, Output
-from .rules import REMEDIES, RULES, Call, Refuse, call_site, op_name, place
+from .rules import REMEDIES, RULES, Call, Refusal, Refuse, call_site, op_name, place, refusal_message
 
 
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
@@ -42,6 +42,8 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
     with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]):
         try:
             return torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch))
+        except UnsupportedModelError:
+            raise
         except Exception as e:
             first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
             raise UnsupportedModelError(
@@ -85,16 +87,6 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass
-class _Refusal:
-    what: str
-    where: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"  {self.what} at {self.where}: {self.why}"
-
-
-@dataclass
 class _Importer:
     """Walks an exported program once. `env` maps its nodes to constants (Tensor, int, ...) or names of our nodes."""
 
@@ -102,7 +94,7 @@ class _Importer:
     env: dict[fx.Node, Any] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    refused: list[_Refusal] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
     batch: Any = None
 
@@ -112,7 +104,7 @@ class _Importer:
             if node.op == "call_function":
                 self._call(node)
         if self.refused:
-            raise UnsupportedModelError(_message(self.refused))
+            raise UnsupportedModelError(refusal_message(self.refused))
         structure = self._outputs()
         graph = Graph(tuple(self.nodes), self.tensors, structure)
         if not graph.neurons:
@@ -155,20 +147,27 @@ class _Importer:
         (output,) = (n for n in self.program.graph.nodes if n.op == "output")
         specs = self.program.graph_signature.output_specs
         returned = [v for v, s in zip(output.args[0], specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]
-        leaves, refused = list[int](), list[_Refusal]()
-        for i, value in enumerate(returned):
-            source = self.env[value] if isinstance(value, fx.Node) else value
-            if not isinstance(source, str):
-                refused.append(_Refusal(f"output {i}", "the return statement", "it does not depend on the images"))
-                continue
-            shape = next(n.shape for n in self.nodes if n.name == source)
-            name = "output" if len(returned) == 1 else f"output.{i}"
-            self.nodes.append(Node(self.unique(name), Output(), (source,), shape))
-            leaves.append(len(leaves))
-        if refused:
-            raise UnsupportedModelError(_message(refused))
+        leaves = [
+            _Leaf(self._leaf(value, "output" if len(returned) == 1 else f"output.{i}"))
+            for i, value in enumerate(returned)
+        ]
+        if not any(isinstance(leaf.meaning, int) for leaf in leaves):
+            raise UnsupportedModelError("the model's result does not depend on the images")
         spec = self.program.call_spec.out_spec
         return _structure(torch.utils._pytree.tree_unflatten(leaves, spec)) if spec is not None else 0
+
+    def _leaf(self, value: Any, name: str) -> Any:
+        """The number of an output; or what the model always returns, as it is."""
+        source = self.resolve(value)
+        if isinstance(source, str) and not isinstance(source, _Text):
+            shape = next(n.shape for n in self.nodes if n.name == source)
+            self.nodes.append(Node(self.unique(name), Output(), (source,), shape))
+            return sum(isinstance(n.op, Output) for n in self.nodes) - 1
+        if isinstance(source, Tensor):
+            return {"tensor": self.tensor(name, source)}
+        if isinstance(source, torch.SymInt):
+            raise UnsupportedModelError("the model returns its batch size; return only tensors")
+        return {"constant": source}
 
     def _call(self, node: fx.Node) -> None:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
@@ -184,7 +183,7 @@ class _Importer:
             else:
                 self.env[node] = self._import(node, args, kwargs)
         except Refuse as e:
-            self.refused.append(_Refusal(op_name(node), place(node), str(e)))
+            self.refused.append(Refusal(op_name(node), place(node), str(e)))
             self.env[node] = self._stand_in(node)
 
     def _stand_in(self, node: fx.Node) -> Any:
@@ -259,16 +258,21 @@ def _mentions(value: Any, what: Any) -> bool:
     return isinstance(value, what) if isinstance(what, type) else value is what
 
 
-def _message(refused: list[_Refusal]) -> str:
-    places = "1 place" if len(refused) == 1 else f"{len(refused)} places"
-    return f"this model cannot become a spiking network as it is, because of {places}:\n" + "\n".join(map(str, refused))
+@dataclass(frozen=True)
+class _Leaf:
+    """What a leaf of the model's result is in `Graph.structure`."""
+
+    meaning: Any
 
 
 def _structure(tree: Any) -> Any:
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, dict):
-        return {"dict": [[str(k), _structure(v)] for k, v in tree.items()]}
+    if isinstance(tree, _Leaf):
+        return tree.meaning
+    if isinstance(tree, dict) and all(isinstance(k, (str, int)) for k in tree):
+        return {"dict": [[k, _structure(v)] for k, v in tree.items()]}
     if isinstance(tree, (list, tuple)):
         return {"tuple": isinstance(tree, tuple), "items": [_structure(v) for v in tree]}
-    raise UnsupportedModelError(f"the model returns a {type(tree).__name__}; return tensors in tuples, lists or dicts")
+    raise UnsupportedModelError(
+        f"the model returns a {type(tree).__name__}; return tensors in tuples, lists, or dicts with names or numbers "
+        "as keys"
+    )

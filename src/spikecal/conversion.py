@@ -18,6 +18,7 @@ from .graph import Graph, Node
 from .images import Inputs, collect, count_inputs, fit_inputs
 from .memory import budget, chunk_of_images
 from .network import SpikingNetwork
+from .onnx import OnnxNetwork, read_onnx
 from .preparation import prepare
 from .progress import track
 from .recipes import Recipe, find_recipe
@@ -26,6 +27,7 @@ from .simulation import Site, Value, run_ann
 from .thresholds import ThresholdRule
 
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
+MODEL_FILES = (".pt2", ".onnx", ".spk")
 
 
 @torch.no_grad()
@@ -41,7 +43,7 @@ def convert(
 ) -> SpikingNetwork:
     """Turn a trained network into a spiking one, calibrated for T time steps.
 
-    model: an nn.Module, an ExportedProgram, a .pt2 or .spk file, or a SpikingNetwork to calibrate anew.
+    model: an nn.Module, an ExportedProgram, a .pt2 or .onnx file; or a SpikingNetwork or .spk file to calibrate anew.
     batches: calibration images, as an iterable of tensors or of (tensor, label, ...) tuples; labels are ignored.
     recipe: a name ("plain", "light", "advanced", ...) or a Recipe.
     memory: the most memory to use, such as "2GiB"; by default half of what is free.
@@ -161,7 +163,8 @@ def _graph_and_images(model: Model, batches: Iterable[Any], limit: int) -> tuple
         raise UnsupportedModelError(
             f"a model must be an nn.Module, an ExportedProgram or a file, not {type(model).__name__}"
         )
-    images = collect(batches, count_inputs(model), limit)
+    count = len(model.input_shapes) if isinstance(model, OnnxNetwork) else count_inputs(model)
+    images = collect(batches, count, limit)
     parameter = next(model.parameters(), images[0])
     images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
     graph = capture(model, [x[:2] for x in images])
@@ -169,14 +172,16 @@ def _graph_and_images(model: Model, batches: Iterable[Any], limit: int) -> tuple
     return graph, images
 
 
-def open_model(path: Path) -> ExportedProgram | SpikingNetwork:
-    """A model from a file: .spk or .pt2."""
-    if path.suffix not in (".spk", ".pt2"):
-        raise UnsupportedModelError(f"{path.name}: a model file must end in .pt2 or .spk")
+def open_model(path: Path) -> nn.Module | ExportedProgram | SpikingNetwork:
+    """A model from a file: .pt2, .onnx or .spk."""
+    if path.suffix not in MODEL_FILES:
+        raise UnsupportedModelError(f"{path.name}: a model file must end in {', '.join(MODEL_FILES)}")
     if not path.is_file():
         raise UnsupportedModelError(f"there is no file {path}")
     if path.suffix == ".spk":
         return load(path)
+    if path.suffix == ".onnx":
+        return read_onnx(path)
     try:
         return torch.export.load(path)
     except Exception as e:
@@ -187,10 +192,13 @@ def check_twin(model: nn.Module, graph: Graph, images: Sequence[Tensor]) -> None
     """Raise unless the captured graph computes what the model computes."""
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         expected = torch.utils._pytree.tree_leaves(model(*images))
-    for node, ours, theirs in zip(graph.outputs, run_ann(graph, images), expected, strict=True):
+    found = torch.utils._pytree.tree_leaves(graph.unflatten(run_ann(graph, images)))
+    for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if not isinstance(theirs, Tensor) or not theirs.numel():
+            continue
         error = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
         if not error < 1e-3 and bool(torch.isfinite(theirs).all()):
             raise UnsupportedModelError(
-                f"the captured network differs from the model by {error:.2g} at {node.name!r}: its forward pass "
+                f"the captured network differs from the model by {error:.2g} in output {i}: its forward pass "
                 "probably depends on something besides its inputs and weights (random numbers, global state)"
             )

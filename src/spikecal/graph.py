@@ -56,7 +56,7 @@ class Graph:
     """A network of affine operations and activations.
 
     The nodes stand in an order in which they can run. `structure` is the nesting of the model's result as plain
-    lists and dicts, with the number of an output at each leaf.
+    lists and dicts, with the number of an output at each leaf, or what the model always returns there.
     """
 
     nodes: tuple[Node, ...]
@@ -121,12 +121,29 @@ class Graph:
         def build(part: Any) -> Any:
             if isinstance(part, int):
                 return leaves[part]
+            if "constant" in part:
+                return part["constant"]
+            if "tensor" in part:
+                return self.tensors[part["tensor"]]
             if "dict" in part:
                 return {key: build(value) for key, value in part["dict"]}
             built = [build(value) for value in part["items"]]
             return tuple(built) if part["tuple"] else built
 
         return build(self.structure)
+
+    @property
+    def returned_tensors(self) -> set[str]:
+        """The tensors that are part of the model's result as they are."""
+
+        def find(part: Any) -> set[str]:
+            if isinstance(part, int) or "constant" in part:
+                return set()
+            if "tensor" in part:
+                return {part["tensor"]}
+            return set().union(*map(find, part["items"] if "items" in part else (v for _, v in part["dict"])))
+
+        return find(self.structure)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Graph:
         """The same network with some tensors replaced or added."""

@@ -20,13 +20,13 @@ def prepare(graph: Graph, *, pool_to_conv: bool = False) -> Graph:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Drop nodes that no output depends on, and tensors that no node names."""
+    """Drop nodes that no output depends on, and tensors that are neither named by a node nor returned."""
     needed: set[str] = set()
     for node in reversed(graph.nodes):
         if isinstance(node.op, Input | Output) or node.name in needed:
             needed.update((node.name, *node.inputs))
     nodes = tuple(n for n in graph.nodes if n.name in needed)
-    named = {v for n in nodes for v in vars(n.op).values() if isinstance(v, str)}
+    named = {v for n in nodes for v in vars(n.op).values() if isinstance(v, str)} | graph.returned_tensors
     return replace(graph, nodes=nodes, tensors={k: t for k, t in graph.tensors.items() if k in named})
 
 

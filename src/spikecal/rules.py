@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +33,31 @@ from .ops import (
 
 aten = torch.ops.aten
 
+#: Modules that are one operation each, so that their path is name enough; and files that are no user's code.
+_LEAVES = ("torch.nn.modules.", "spikecal.onnx.Step")
+_INTERNAL = ("/torch/", "/spikecal/onnx.py", "/spikecal/onnx_operators.py")
+
 
 class Refuse(Exception):
     """Raised by a rule that cannot import this call; says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One place of a model that cannot be imported."""
+
+    what: str
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"  {self.what} at {self.where}: {self.why}"
+
+
+def refusal_message(refused: Sequence[Refusal]) -> str:
+    """All of them at once, so that nobody meets them one by one."""
+    places = "1 place" if len(refused) == 1 else f"{len(refused)} places"
+    return f"this model cannot become a spiking network as it is, because of {places}:\n" + "\n".join(map(str, refused))
 
 
 class Importer(Protocol):
@@ -59,12 +81,12 @@ def _modules(node: fx.Node) -> list[tuple[str, str]]:
 
 
 def call_site(node: fx.Node) -> str:
-    """The path of the module that made the call; with the operation behind it, unless it is a module of torch."""
+    """The path of the module that made the call; with the operation behind it, unless it is a single operation."""
     path, kind = (_modules(node) or [("", "")])[-1]
     path = path.removeprefix("L['self'].").split("@")[0]
     if path.startswith("_"):
         path = ""
-    if kind.startswith("torch.nn.modules.") and not kind.startswith("torch.nn.modules.container"):
+    if kind.startswith(_LEAVES) and not kind.startswith("torch.nn.modules.container"):
         return path or op_name(node)
     return f"{path}.{op_name(node)}" if path else op_name(node)
 
@@ -74,7 +96,7 @@ def place(node: fx.Node) -> str:
     path = call_site(node)
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frames = [line.strip() for line in lines if line.strip().startswith("File ")]
-    own = [f for f in frames if "/torch/" not in f]
+    own = [f for f in frames if not any(part in f for part in _INTERNAL)]
     if not own:
         return path
     file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
