@@ -61,6 +61,14 @@ class Twice(nn.Module):
     def forward(self, a, b):
         return F.relu(self.layer(F.relu(self.layer(a)))) + b
 
+class Wrapped(nn.Module):
+    """All names of its weights begin with what DataParallel would put there."""
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(5, 5)
+    def forward(self, x):
+        return F.relu(self.module(x))
+
 small_instance = Small()
 number = 3
 
@@ -272,7 +280,7 @@ def test_the_current_folder_is_importable(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 WRONG_MODELS = [
-    ("cli_models", 2, "is neither package.module:factory nor a .pt2 or .spk file"),
+    ("cli_models", 2, "is neither package.module:factory nor a .pt2, .onnx or .spk file"),
     ("cli_models.py:Small", 2, "name a module, not a file: from its folder, cli_models:Small"),
     ("cli_nowhere:Small", 3, "there is no module 'cli_nowhere'"),
     ("cli_models.inner:Small", 3, "there is no module 'cli_models.inner'"),
@@ -306,7 +314,9 @@ def small_state() -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("layout", ["safetensors", "plain", "state_dict", "model", "module", "nested", "old"])
+@pytest.mark.parametrize(
+    "layout", ["safetensors", "plain", "state_dict", "net", "module", "nested", "lightning", "old"]
+)
 def test_weights_arrive_in_the_network(folder: Path, layout: str) -> None:
     state = small_state()
     prefixed = {f"module.{name}": t for name, t in state.items()}
@@ -317,9 +327,10 @@ def test_weights_arrive_in_the_network(folder: Path, layout: str) -> None:
         wrapped = {
             "plain": state,
             "state_dict": {"epoch": 3, "state_dict": state},
-            "model": {"model": state},
+            "net": {"net": state},
             "module": prefixed,
             "nested": {"model": {"state_dict": prefixed}},
+            "lightning": {"state_dict": {f"model.{name}": t for name, t in state.items()}, "epoch": 3},
             "old": {name: t for name, t in state.items() if "num_batches" not in name},
         }
         torch.save(wrapped[layout], path)
@@ -328,6 +339,13 @@ def test_weights_arrive_in_the_network(folder: Path, layout: str) -> None:
     assert result.code == 0, result.err
     source = spikecal.load(folder / "weighted.spk").source
     assert any(torch.equal(t, state["head.bias"]) for t in source.tensors.values())
+
+
+def test_a_prefix_that_is_the_models_own_stays(folder: Path) -> None:
+    from cli_models import Wrapped
+
+    torch.save(Wrapped().state_dict(), folder / "wrapped.pth")
+    assert run("inspect", "cli_models:Wrapped", "--input", "5", "--weights", "wrapped.pth").code == 0
 
 
 def test_weights_that_do_not_fit_are_listed_all_at_once(folder: Path) -> None:

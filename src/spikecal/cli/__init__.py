@@ -45,7 +45,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="package.module:factory (the current folder is importable), or a .pt2 or .spk file.",
+        help="package.module:factory (the current folder is importable), torchvision:NAME, timm:NAME, "
+        "pytorchcv:NAME, or a .pt2, .onnx or .spk file.",
         show_default=False,
     ),
 ]
