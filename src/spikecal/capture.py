@@ -195,6 +195,8 @@ class _Importer:
 
     def _import(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.target is operator.getitem:
+            if isinstance(args[0], list) and args[1] >= len(args[0]):
+                raise Refuse("the positions of maxima have no spiking meaning")
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else args[0]
         value, rule = node.meta["val"], RULES.get(node.target)
         for part in value if isinstance(value, list) else value[:1] if isinstance(value, tuple) else [value]:

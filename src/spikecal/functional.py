@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,22 @@ def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[T
         spikes[t] *= threshold
         v -= spikes[t]
     return spikes, v
+
+
+def increments(
+    f: Callable[[Tensor], Tensor], x: Tensor, past: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """f(x[0] + ... + x[t]) − f(x[0] + ... + x[t − 1]) for every step t: its mean over time is f of the mean.
+
+    That holds where f(a·x) = a·f(x), as for a maximum; the maximum of spikes of one height is then a spike or none.
+    x: (T, B, ...). `past` holds the sum and f of the sum before these steps; what it is after them is returned.
+    """
+    total = x.cumsum(0)  # (T, B, ...)
+    if past is not None:
+        total += past[0]
+    values = f(total.flatten(0, 1)).unflatten(0, (len(x), -1))
+    before = torch.zeros_like(values[:1]) if past is None else past[1].unsqueeze(0)
+    return values - torch.cat([before, values[:-1]]), (total[-1], values[-1])
 
 
 def channel_mean(e: Tensor, axis: int) -> Tensor:

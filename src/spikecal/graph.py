@@ -24,6 +24,7 @@ from .ops import (
     Op,
     Output,
     Pad,
+    Peak,
     Permute,
     Reshape,
     Scale,
@@ -32,7 +33,7 @@ from .ops import (
 )
 
 #: Operations whose result is never negative if no input is.
-_KEEPS_SIGN = (AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Upsample, Concat)
+_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Upsample, Concat)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from .network import SpikingNetwork
 from .ops import (
     Activation,
     AdaptiveAvgPool,
+    AdaptiveMaxPool,
     AvgPool,
     Conv,
     Linear,
+    MaxPool,
     Mean,
     Op,
     Pad,
@@ -129,7 +131,7 @@ def _passed(op: Op, scale: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         return op.run({}, scale.expand(shape).unsqueeze(0))[0]
     per_channel = scale.numel() == scale.shape[0] and len(shape) >= 2
     spatial = (
-        isinstance(op, AvgPool | AdaptiveAvgPool | Upsample)
+        isinstance(op, AvgPool | AdaptiveAvgPool | MaxPool | AdaptiveMaxPool | Upsample)
         or (isinstance(op, Mean) and 0 not in op.axes)
         or (isinstance(op, Pad) and op.value == 0 and len(op.widths) <= 2 * (len(shape) - 1))
     )

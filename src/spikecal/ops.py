@@ -1,7 +1,7 @@
 """The operations of a spikecal graph: small frozen records with a meaning, nothing else.
 
-Every operation but `Activation` is affine, so it commutes with averaging over time; time steps ride in the
-batch dimension. Fields of type `str` that stand for a tensor are keys of `Graph.tensors`. Shapes, axes and
+Every operation but `Activation` and the maxima is affine, so it commutes with averaging over time; time steps ride
+in the batch dimension. Fields of type `str` that stand for a tensor are keys of `Graph.tensors`. Shapes, axes and
 parameters are those of one sample, without the batch dimension: axis 0 is the channel of an image.
 """
 
@@ -150,6 +150,43 @@ class AdaptiveAvgPool(Op):
 
 
 @dataclass(frozen=True)
+class Peak(Op):
+    """Base of operations that pick the maximum of a window. Not affine, but f(a·x) = a·f(x) for a > 0, so what they
+    make of the input summed up to now, step by step, has the right mean over time (`functional.increments`)."""
+
+
+@dataclass(frozen=True)
+class MaxPool(Peak):
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+
+    def run(self, p: Tensors, *x: Tensor) -> Tensor:
+        pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.kernel) - 1]
+        return cast(Tensor, pool(x[0], self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode))
+
+
+@dataclass(frozen=True)
+class AdaptiveMaxPool(Peak):
+    size: tuple[int, ...]
+
+    def run(self, p: Tensors, *x: Tensor) -> Tensor:
+        pool: Any = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[len(self.size) - 1]
+        return cast(Tensor, pool(x[0], self.size))
+
+
+@dataclass(frozen=True)
+class Max(Peak):
+    axes: tuple[int, ...]
+    keepdim: bool = False
+
+    def run(self, p: Tensors, *x: Tensor) -> Tensor:
+        return x[0].amax([a + 1 for a in self.axes], keepdim=self.keepdim)
+
+
+@dataclass(frozen=True)
 class Mean(Op):
     axes: tuple[int, ...]
     keepdim: bool = False
@@ -230,4 +267,4 @@ class Output(Op):
         return x[0]
 
 
-OPS: dict[str, type[Op]] = {cls.__name__: cls for cls in Op.__subclasses__()}
+OPS: dict[str, type[Op]] = {cls.__name__: cls for cls in (*Op.__subclasses__(), *Peak.__subclasses__()) if cls != Peak}

@@ -14,6 +14,7 @@ from .graph import Node
 from .ops import (
     Activation,
     AdaptiveAvgPool,
+    AdaptiveMaxPool,
     Add,
     AvgPool,
     Concat,
@@ -21,6 +22,8 @@ from .ops import (
     Conv,
     Expand,
     Linear,
+    Max,
+    MaxPool,
     Mean,
     Op,
     Pad,
@@ -412,6 +415,36 @@ def _adaptive_avg_pool(c: Call) -> str:
     return c.add(AdaptiveAvgPool(tuple(c.out.shape[2:])), c.data("self"))
 
 
+@_rule(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
+@_rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def _max_pool(c: Call) -> Any:
+    n = c.ndim("self") - 2
+    kernel = _tuple(c["kernel_size"], n)
+    stride = _tuple(c["stride"], n) if c["stride"] else kernel
+    op = MaxPool(kernel, stride, _tuple(c["padding"], n), _tuple(c["dilation"], n), c["ceil_mode"])
+    return _first_of(c, op)
+
+
+@_rule(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def _adaptive_max_pool(c: Call) -> Any:
+    return _first_of(c, AdaptiveMaxPool(tuple(c.out[0].shape[2:])))
+
+
+@_rule(aten.amax.default, aten.max.dim)
+def _amax(c: Call) -> Any:
+    dims = c["dim"] if isinstance(c["dim"], list) else [c["dim"]]
+    if not dims:
+        raise Refuse("it takes the maximum over the batch as well; name the dimensions")
+    return _first_of(c, Max(tuple(sorted(c.axis(d, c.ndim("self")) for d in dims)), bool(c["keepdim"])))
+
+
+def _first_of(c: Call, op: Op) -> Any:
+    """Add a maximum; where torch gives (values, indices), only the values exist."""
+    several = isinstance(c.out, (tuple, list))
+    name = c.add(op, c.data("self"), shape=(c.out[0] if several else c.out).shape[1:])
+    return [name] if several else name
+
+
 @_rule(aten.mean.dim)
 def _mean(c: Call) -> str:
     axes = tuple(sorted(c.axis(d, c.ndim("self")) for d in c["dim"] or ()))
@@ -573,11 +606,6 @@ REMEDIES = {
     "batch_norm_legit": "batch norm without running statistics mixes the images of a batch; train it with them",
     "instance_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
     "scaled_dot_product_attention": "attention multiplies activations with each other",
-    "max_pool2d": "max pooling is not converted yet; use average pooling",
-    "max_pool1d": "max pooling is not converted yet; use average pooling",
-    "max_pool3d": "max pooling is not converted yet; use average pooling",
-    "max_pool2d_with_indices": "max pooling is not converted yet; use average pooling",
-    "adaptive_max_pool2d": "max pooling is not converted yet; use average pooling",
     "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
     "bmm": "it multiplies two activations, as attention does",
 }

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from .functional import integrate_and_fire, mean_over_time
+from .functional import increments, integrate_and_fire, mean_over_time
 from .graph import Graph, Node
-from .ops import Activation, Input, Output
+from .ops import Activation, Input, Max, Output, Peak
 from .segments import Segment
 
 
@@ -86,15 +87,32 @@ def count_work() -> Iterator[Work]:
         _work.reset(token)
 
 
-def affine(graph: Graph, node: Node, inputs: Sequence[Value], steps: int) -> Value:
-    """One affine node on values that may or may not change over time."""
+State = dict[str, Any]  # what a run carries from step to step, by node
+
+
+def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, state: State) -> Value:
+    """One node other than a neuron, on values that may or may not change over time."""
     constant = all(v.constant for v in inputs)
     if (work := _work.get()) is not None:
         work.node_steps += inputs[0].data.shape[0 if inputs[0].constant else 1] * (1 if constant else steps)
     if constant:
         return Value(node.op.run(graph.tensors, *(v.data for v in inputs)))
+    if isinstance(node.op, Peak):
+        return _peak(node, inputs[0], state)
     y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
     return Value(y.unflatten(0, (steps, -1)), constant=False)
+
+
+def _peak(node: Node, x: Value, state: State) -> Value:
+    """A maximum over time; of spikes it is counted in spikes, so that it is exactly one or none."""
+    within_channels = not (isinstance(node.op, Max) and 0 in node.op.axes)
+    if x.height is None or x.height[0].numel() > 1 or not within_channels:
+        y, state[node.name] = increments(lambda total: node.op.run({}, total), x.data, state.get(node.name))
+        return Value(y, constant=False)
+    spikes = (x.data != 0).to(x.data.dtype)
+    y, state[node.name] = increments(lambda total: node.op.run({}, total), spikes, state.get(node.name))
+    height = x.height.reshape(-1, *(1,) * (len(node.shape) - 1))
+    return Value(y * height, constant=False, height=height)
 
 
 def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:
@@ -117,7 +135,7 @@ def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], ste
     """All values of one segment, given those at its frontier."""
     found = dict(values)
     for node in segment.nodes:
-        found[node.name] = affine(graph, node, [found[i] for i in node.inputs], steps)
+        found[node.name] = run_node(graph, node, [found[i] for i in node.inputs], steps, {})
     return found
 
 
@@ -141,11 +159,11 @@ def run_snn(
 
     Steps are taken `block` at a time, all of them at once by default.
     """
-    potentials: dict[str, Tensor] = {}
+    state: State = {}
     constants: dict[str, Value] = {}
     for start in range(0, T, block or T):
         steps = min(block or T, T - start)
-        outputs = _run(graph, inputs, sites, steps, potentials, constants, tap)
+        outputs = _run(graph, inputs, sites, steps, state, constants, tap)
         yield [site_current(v, sites[n.name].bias, steps) for n, v in zip(graph.outputs, outputs, strict=True)]
 
 
@@ -154,11 +172,11 @@ def _run(
     inputs: Sequence[Tensor],
     sites: Mapping[str, Site] | None,
     steps: int,
-    potentials: dict[str, Tensor],
+    state: State,
     constants: dict[str, Value],
     tap: Tap | None,
 ) -> list[Value]:
-    """One pass over the nodes for `steps` steps; `potentials` and `constants` carry over to the next steps."""
+    """One pass over the nodes for `steps` steps; `state` and `constants` carry over to the next steps."""
     images = iter(inputs)
     values: dict[str, Value] = dict(constants)
     waiting = {name: len(readers) for name, readers in graph.readers.items()}
@@ -167,7 +185,7 @@ def _run(
         if isinstance(node.op, Input):
             values[node.name] = Value(next(images))
         elif node.name not in values:
-            values[node.name] = _value(graph, node, values, sites, steps, potentials)
+            values[node.name] = _value(graph, node, values, sites, steps, state)
         value = values[node.name]
         if isinstance(node.op, Output):
             outputs.append(value)
@@ -188,14 +206,14 @@ def _value(
     values: Mapping[str, Value],
     sites: Mapping[str, Site] | None,
     steps: int,
-    potentials: dict[str, Tensor],
+    state: State,
 ) -> Value:
     if sites is None or not isinstance(node.op, Activation):
-        return affine(graph, node, [values[i] for i in node.inputs], steps)
+        return run_node(graph, node, [values[i] for i in node.inputs], steps, state)
     neurons = sites[node.name]
     assert isinstance(neurons, Neurons)
     current = site_current(values[node.inputs[0]], neurons.bias, steps)
-    spikes, potentials[node.name] = fire(current, neurons, potentials.get(node.name))
+    spikes, state[node.name] = fire(current, neurons, state.get(node.name))
     return spikes
 
 
