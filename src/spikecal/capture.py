@@ -48,7 +48,7 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
                 f"torch.export cannot capture this model with input shapes "
                 f"{[tuple(x.shape[1:]) for x in example]} and a free batch size: {first}\n"
                 "Control flow that depends on the data, a fixed batch size in the code or a wrong input shape are the "
-                "usual reasons; the error above this one, from torch, shows the line."
+                "usual reasons."
             ) from e
 
 
@@ -234,7 +234,7 @@ class _Importer:
     def tensor(self, name: str, value: Tensor) -> str:
         while name in self.tensors:
             name += "'"
-        self.tensors[name] = value.detach()
+        self.tensors[name] = value
         return name
 
 

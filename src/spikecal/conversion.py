@@ -173,10 +173,10 @@ def open_model(path: Path) -> ExportedProgram | SpikingNetwork:
     """A model from a file: .spk or .pt2."""
     if path.suffix not in (".spk", ".pt2"):
         raise UnsupportedModelError(f"{path.name}: a model file must end in .pt2 or .spk")
-    if not path.is_file():
-        raise UnsupportedModelError(f"there is no file {path}")
     if path.suffix == ".spk":
         return load(path)
+    if not path.is_file():
+        raise UnsupportedModelError(f"there is no file {path}")
     try:
         return torch.export.load(path)
     except Exception as e:
