@@ -75,7 +75,7 @@ def mobilenet(num_classes: int = 1000) -> nn.Sequential:
 
 
 def regnetx_4gf(num_classes: int = 1000) -> nn.Sequential:
-    """RegNetX-4.0GF for 224×224 images (80.02), as RegNet's authors define it: the code of the paper does not contain it."""
+    """RegNetX-4.0GF for 224×224 images (80.02), as RegNet's authors define it; the paper's code lacks it."""
     return regnetx((80, 240, 560, 1360), (2, 5, 14, 2), 40, num_classes)
 
 
@@ -104,7 +104,7 @@ def resnet(
         inputs = outputs
     return initialise(
         named(
-            conv1=nn.Sequential(*convs),
+            conv1=nn.Sequential(*convs) if len(convs) > 1 else convs[0],
             bn1=bn,
             relu=relu,
             avgpool=pool,
