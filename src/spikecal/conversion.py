@@ -50,7 +50,7 @@ def convert(
     >>> snn = convert(model, train_loader, T=32, recipe="light")
     """
     recipe, limit = find_recipe(recipe), budget(memory)
-    if not isinstance(T, int) or T < 1:
+    if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)

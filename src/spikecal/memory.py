@@ -21,7 +21,7 @@ def budget(memory: str | int | None) -> int:
     if isinstance(memory, int):
         size = memory
     else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmg]i?)?b?\s*", memory.lower())
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]i?)?b?\s*", memory.lower())
         if match is None:
             raise CalibrationError(f'cannot read the memory budget {memory!r}; write it as "2GiB" or "500MB"')
         size = int(float(match[1]) * _UNITS[match[2] or ""])

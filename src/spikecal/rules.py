@@ -556,6 +556,7 @@ REMEDIES = {
     "max_pool3d": "max pooling is not converted yet; use average pooling",
     "max_pool2d_with_indices": "max pooling is not converted yet; use average pooling",
     "adaptive_max_pool2d": "max pooling is not converted yet; use average pooling",
+    "native_dropout": "dropout is active in the exported program; export it in eval mode",
     "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
     "bmm": "it multiplies two activations, as attention does",
 }
