@@ -161,6 +161,15 @@ def test_bias_calibration_leaves_no_mean_error_at_outputs(name: str) -> None:
         assert float(error.abs().max()) < 1e-9
 
 
+def test_channels_behind_a_linear_layer_are_on_the_last_axis() -> None:
+    """The output is 2 tokens of 3 channels: bias calibration corrects channels, not tokens."""
+    snn, images = converted("mlp_of_matrices"), inputs("mlp_of_matrices", 16)
+    assert snn.sites["output"].bias.shape == (1, 3)
+    error = snn.ann(*images) - snn(*images)  # (B, 2, 3)
+    assert float(error.mean((0, 1)).abs().max()) < 1e-9
+    assert float(error.mean((0, 2)).abs().max()) > 1e-3
+
+
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_potential_calibration_leaves_no_mean_error_at_outputs(name: str) -> None:
     recipe = sc.Recipe(sc.MMSE(per_channel=True), (sc.PotentialCalibration(),))

@@ -198,7 +198,7 @@ def test_a_net_without_activation_is_refused(name: str) -> None:
         capture(make(name), example(name))
 
 
-def test_control_flow_on_data_is_refused_with_the_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_control_flow_on_data_is_refused_with_the_reason() -> None:
     name = "data_dependent_control_flow"
     with pytest.raises(sc.UnsupportedModelError, match=r"torch.export cannot capture .*\(3, 8, 8\)") as caught:
         capture(make(name), example(name))

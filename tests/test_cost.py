@@ -14,6 +14,7 @@ from helpers import captured, inputs, least_memory, shell
 from spikecal.capture import capture
 from spikecal.graph import Graph
 from spikecal.preparation import prepare
+from spikecal.replay import Replay, initial_site
 from spikecal.simulation import count_work, run_snn
 
 WIDTH, T = 6, 16
@@ -121,6 +122,23 @@ def test_a_conversion_costs_little_more_than_simulating_its_images(name: str, re
     with count_work() as simulated:
         snn(*x)
     assert converted.node_steps < (1.5 if ample else 3) * simulated.node_steps
+
+
+@torch.no_grad()
+def most_kept(graph: Graph) -> int:
+    """The most bytes that wait for later segments at any time of a calibration."""
+    replay, most = Replay(graph, [torch.randn(8, WIDTH)], T, 10**9), 0
+    for segment in replay.segments:
+        threshold = torch.ones(1) if segment.site in graph.neurons else None
+        layer = replay.layer(segment, initial_site(segment.site, threshold, graph.dtype, graph.device))
+        most = max(most, replay.cached_bytes(segment))
+        replay.finish(layer)
+    return most
+
+
+@pytest.mark.parametrize("net", [Plain, PreActivation])
+def test_what_nobody_reads_any_more_is_dropped(net: type[nn.Module]) -> None:
+    assert most_kept(chain(net, 12)) == most_kept(chain(net, 6))
 
 
 def test_neurons_fire_a_fixed_number_of_times() -> None:

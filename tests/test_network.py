@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import spikecal as sc
 import zoo
@@ -68,6 +69,13 @@ def test_neither_chunks_nor_blocks_nor_memory_change_the_result(name: str) -> No
     assert distance([torch.cat(parts) for parts in one_by_one], whole) < 1e-12
     assert distance(leaves(frugal.over_time(*x)), leaves(generous.over_time(*x))) < 1e-12
     assert distance(leaves(frugal.ann(*x)), leaves(generous.ann(*x))) < 1e-12
+
+
+def test_little_memory_means_few_steps_at_a_time() -> None:
+    snn, x = twin_of(converted("resnet_block")), inputs("resnet_block", 3)
+    for memory, blocks in ((1, [1] * 8), ("1GiB", [8])):
+        snn.memory = memory
+        assert [len(ys[0]) for ys in snn.simulate(x)] == blocks
 
 
 def test_calls_leave_nothing_behind() -> None:
@@ -190,6 +198,28 @@ def test_binary_spikes_give_the_same_network_in_float32(name: str, per_channel: 
     x = [t.float() for t in inputs(name, 3, seed=7)]
     assert distance([snn.binary()(*x)], [snn(*x)]) < 1e-4
     assert distance([snn.binary().ann(*x)], [snn.ann(*x)]) < 1e-4
+
+
+class Turned(nn.Module):
+    """Pools, means and padding of values whose thresholds do not lie along the channels any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(8, 5)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x)).permute(0, 3, 1, 2)  # (B, 8, 4, 8): the width becomes the channel
+        pooled = F.avg_pool2d(x, 2).mean((2, 3)) + F.pad(x, (1, 0)).mean((2, 3))
+        return self.fc(pooled)
+
+
+def test_binary_spikes_behind_a_permutation() -> None:
+    x = torch.randn(12, 3, 8, 8, dtype=torch.float64)
+    snn = sc.convert(Turned(), x[:8], T=4)
+    assert distance([snn.binary()(x[8:])], [snn(x[8:])]) < 1e-9
+    assert distance([snn.binary().ann(x[8:])], [snn.ann(x[8:])]) < 1e-9
 
 
 @pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")

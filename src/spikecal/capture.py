@@ -174,6 +174,8 @@ class _Importer:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
         if _mentions(args, _REFUSED) or _mentions(kwargs, _REFUSED):
             self.env[node] = _REFUSED  # its source is already on the list
+            if op_name(node) in REMEDIES:
+                self.refused.append(_Refusal(op_name(node), place(node), REMEDIES[op_name(node)]))
             return
         if isinstance(node.meta.get("val"), torch.SymInt):
             self.env[node] = node.meta["val"]

@@ -28,6 +28,7 @@ from .thresholds import ThresholdRule
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
 
 
+@torch.inference_mode(False)  # weights calibration takes gradients, whatever mode the caller is in
 @torch.no_grad()
 def convert(
     model: Model,
@@ -54,7 +55,7 @@ def convert(
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
-    check_finite(ann)
+    check_tensors(ann)
     images = fit_inputs(ann, images)
     thresholds = find_thresholds(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, limit, progress
@@ -139,7 +140,10 @@ def _pick(images: Inputs, count: int, seed: int) -> Inputs:
     return tuple(x[order.to(x.device)] for x in images)
 
 
-def check_finite(graph: Graph) -> None:
+def check_tensors(graph: Graph) -> None:
+    """Raise unless the weights are sound numbers of a precision that neurons can be simulated in."""
+    if graph.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedModelError(f"the model computes in {graph.dtype}; convert it with model.float() first")
     bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
     if bad:
         raise UnsupportedModelError(

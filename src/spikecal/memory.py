@@ -47,6 +47,7 @@ def chunk_of_images(graph: Graph, T: int, limit: int, images: int, nodes: Iterab
 
 def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:
     """How many of T steps to take at once with this many images, by the same measure."""
+    images = max(1, images)
     fitting = limit // max(1, images * peak_bytes(graph, 1))
     return max(1, min(T, fitting, _CACHE_FRIENDLY // (images * _widest(graph, graph.nodes))))
 
