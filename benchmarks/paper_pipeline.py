@@ -2,7 +2,7 @@
 
     python benchmarks/paper_pipeline.py                    # everything that is not in the results yet
     python benchmarks/paper_pipeline.py --networks resnet20_cifar10 --T 4 8 --seeds 0
-    python benchmarks/paper_pipeline.py --table            # only write the tables from the results
+    python benchmarks/paper_pipeline.py --table            # only write the tables into docs/results.md
 
 Each row is written as soon as it is known, one CSV a network in benchmarks/results/paper_pipeline/, so a run can be
 stopped and taken up again. A seed draws the calibration images; the test images are the same for all rows.
@@ -15,7 +15,6 @@ import csv
 import json
 import platform
 import statistics
-import sys
 import time
 import warnings
 from collections import defaultdict
@@ -27,6 +26,8 @@ import shared_data
 import spikecal as sc
 
 RESULTS = Path(__file__).parent / "results" / "paper_pipeline"
+DOCS = Path(__file__).parent.parent / "docs" / "results.md"
+MARKS = ("<!-- tables of benchmarks/paper_pipeline.py -->", "<!-- end of tables -->")
 NETWORKS = ("resnet20_cifar10", "resnet8_mlperf_cifar10", "resnet20_cifar100", "resnet32_cifar10")
 TIMES = (4, 8, 16, 32, 64, 128)
 SHIFT, CHANNELS = sc.BiasShift(), sc.MMSE(per_channel=True)
@@ -106,10 +107,10 @@ def read(network: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_environment(command: str) -> None:
+def write_environment() -> None:
     """What the figures were made with, beside them."""
     facts = {
-        "command": command,
+        "command": "python benchmarks/paper_pipeline.py",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "spikecal": sc.__version__,
@@ -145,6 +146,14 @@ def table(network: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_tables() -> None:
+    """Put the tables between the two marks of the results page."""
+    head, _, rest = DOCS.read_text().partition(MARKS[0])
+    _, _, tail = rest.partition(MARKS[1])
+    tables = "\n".join(filter(None, map(table, NETWORKS)))
+    DOCS.write_text(f"{head}{MARKS[0]}\n\n{tables}\n{MARKS[1]}{tail}")
+
+
 def _cell(values: list[float]) -> str:
     if not values:
         return ""
@@ -161,14 +170,14 @@ def main() -> None:
     parser.add_argument("--T", nargs="+", type=int, default=TIMES)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--table", action="store_true", help="only print the tables of what is known")
+    parser.add_argument("--table", action="store_true", help="only write the tables of what is known")
     options = parser.parse_args()
     if options.table:
-        print("\n".join(filter(None, map(table, NETWORKS))))
+        write_tables()
         return
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore", sc.NoEffectWarning)
-    write_environment("python benchmarks/paper_pipeline.py " + " ".join(sys.argv[1:]))
+    write_environment()
     for network in options.networks:
         known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in read(network)}
         wanted = [

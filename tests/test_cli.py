@@ -97,7 +97,7 @@ class Result:
 
 
 def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": None})  # as in a pipe
     return Result(result.exit_code, result.stdout, result.stderr)
 
 

@@ -4,7 +4,7 @@ Each net is one decorated forward function with its parts. Calling a net builds 
 and non-trivial batch norm statistics; the caller's random state is left alone. Four dicts, name -> class:
 
     ZOO      must convert; the ANN twin equals the model
-    MAXPOOL  the same, with max-pooling in it
+    MAXPOOL  those of them with max-pooling in it
     REFUSED  must be refused; OFFENDS[name]: the operations that the error has to name (none: see the net)
     EITHER   beyond the agreed operations: convert it right or refuse it, but never convert it wrong
 
@@ -68,7 +68,7 @@ def net(*shapes, into=ZOO, offends=(), **parts):
 
 def make(name: str) -> nn.Module:
     """The net called `name`, in eval mode; the same weights every time."""
-    return {**ZOO, **MAXPOOL, **REFUSED, **EITHER}[name]().eval()
+    return {**ZOO, **REFUSED, **EITHER}[name]().eval()
 
 
 def example(name: str, batch: int = 2, seed: int = 0, dtype=torch.float32) -> tuple[Tensor, ...]:
@@ -983,3 +983,6 @@ def nested_output(self, x):
      b=lambda: nn.utils.parametrizations.spectral_norm(conv(4, 4)()))
 def parametrised_weights(self, x):
     return self.fc(gap(F.relu(self.b(F.relu(self.a(x))))))
+
+
+ZOO.update(MAXPOOL)

@@ -1,50 +1,65 @@
 """spikecal: trained networks become accurate, low-latency spiking networks, by calibration instead of retraining."""
 
-from .calibration import (
-    BiasCalibration,
-    BiasShift,
-    InitialPotential,
-    NoEffectWarning,
-    PotentialCalibration,
-    WeightCalibration,
-)
-from .checkpoint import load
-from .conversion import convert
-from .errors import CalibrationError, CheckpointError, DataError, SpikecalError, UnsupportedModelError
-from .evaluation import Evaluation, LayerResult, evaluate
-from .network import SpikingNetwork
-from .recipes import RECIPES, Recipe, advanced, light, max_activation, opt, percentile, plain
-from .thresholds import MMSE, MaxActivation, Percentile
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .calibration import (
+        BiasCalibration as BiasCalibration,
+        BiasShift as BiasShift,
+        InitialPotential as InitialPotential,
+        NoEffectWarning as NoEffectWarning,
+        PotentialCalibration as PotentialCalibration,
+        WeightCalibration as WeightCalibration,
+    )
+    from .checkpoint import load as load
+    from .conversion import convert as convert
+    from .errors import (
+        CalibrationError as CalibrationError,
+        CheckpointError as CheckpointError,
+        DataError as DataError,
+        SpikecalError as SpikecalError,
+        UnsupportedModelError as UnsupportedModelError,
+    )
+    from .evaluation import Evaluation as Evaluation, LayerResult as LayerResult, evaluate as evaluate
+    from .network import SpikingNetwork as SpikingNetwork
+    from .recipes import (
+        RECIPES as RECIPES,
+        Recipe as Recipe,
+        advanced as advanced,
+        light as light,
+        max_activation as max_activation,
+        opt as opt,
+        percentile as percentile,
+        plain as plain,
+    )
+    from .thresholds import MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "MMSE",
-    "RECIPES",
-    "BiasCalibration",
-    "BiasShift",
-    "CalibrationError",
-    "CheckpointError",
-    "DataError",
-    "Evaluation",
-    "InitialPotential",
-    "LayerResult",
-    "MaxActivation",
-    "NoEffectWarning",
-    "Percentile",
-    "PotentialCalibration",
-    "Recipe",
-    "SpikecalError",
-    "SpikingNetwork",
-    "UnsupportedModelError",
-    "WeightCalibration",
-    "advanced",
-    "convert",
-    "evaluate",
-    "light",
-    "load",
-    "max_activation",
-    "opt",
-    "percentile",
-    "plain",
-]
+#: The public names by the module that holds them. They are imported when first used: the command line answers
+#: `--help` without waiting for torch.
+_NAMES = {
+    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration WeightCalibration",
+    "checkpoint": "load",
+    "conversion": "convert",
+    "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
+    "evaluation": "Evaluation LayerResult evaluate",
+    "network": "SpikingNetwork",
+    "recipes": "RECIPES Recipe advanced light max_activation opt percentile plain",
+    "thresholds": "MMSE MaxActivation Percentile",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'spikecal' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

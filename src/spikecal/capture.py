@@ -50,7 +50,7 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
                 f"torch.export cannot capture this model with input shapes "
                 f"{[tuple(x.shape[1:]) for x in example]} and a free batch size: {first}\n"
                 "Control flow that depends on the data, a fixed batch size in the code or a wrong input shape are the "
-                "usual reasons; the error above this one, from torch, shows the line."
+                "usual reasons."
             ) from e
 
 
@@ -173,6 +173,8 @@ class _Importer:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
         if _mentions(args, _REFUSED) or _mentions(kwargs, _REFUSED):
             self.env[node] = _REFUSED  # its source is already on the list
+            if op_name(node) in REMEDIES:
+                self.refused.append(Refusal(op_name(node), place(node), REMEDIES[op_name(node)]))
             return
         if isinstance(node.meta.get("val"), torch.SymInt):
             self.env[node] = node.meta["val"]
@@ -235,7 +237,7 @@ class _Importer:
     def tensor(self, name: str, value: Tensor) -> str:
         while name in self.tensors:
             name += "'"
-        self.tensors[name] = value.detach()
+        self.tensors[name] = value
         return name
 
 

@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str]) -> SpikingNetwork:
         return _network(json.loads(metadata["header"]), tensors)
     except CheckpointError as e:
         raise CheckpointError(f"{path.name}: {e}") from e
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, SpikecalError) as e:
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, SpikecalError) as e:
         raise CheckpointError(f"{path.name} does not describe a spiking network: {e}") from e
 
 

@@ -30,6 +30,7 @@ Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
 MODEL_FILES = (".pt2", ".onnx", ".spk")
 
 
+@torch.inference_mode(False)  # weights calibration takes gradients, whatever mode the caller is in
 @torch.no_grad()
 def convert(
     model: Model,
@@ -52,11 +53,11 @@ def convert(
     >>> snn = convert(model, train_loader, T=32, recipe="light")
     """
     recipe, limit = find_recipe(recipe), budget(memory)
-    if not isinstance(T, int) or T < 1:
+    if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
-    check_finite(ann)
+    check_tensors(ann)
     images = fit_inputs(ann, images)
     thresholds = find_thresholds(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, limit, progress
@@ -141,7 +142,10 @@ def _pick(images: Inputs, count: int, seed: int) -> Inputs:
     return tuple(x[order.to(x.device)] for x in images)
 
 
-def check_finite(graph: Graph) -> None:
+def check_tensors(graph: Graph) -> None:
+    """Raise unless the weights are sound numbers of a precision that neurons can be simulated in."""
+    if graph.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedModelError(f"the model computes in {graph.dtype}; convert it with model.float() first")
     bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
     if bad:
         raise UnsupportedModelError(
@@ -176,10 +180,10 @@ def open_model(path: Path) -> nn.Module | ExportedProgram | SpikingNetwork:
     """A model from a file: .pt2, .onnx or .spk."""
     if path.suffix not in MODEL_FILES:
         raise UnsupportedModelError(f"{path.name}: a model file must end in {', '.join(MODEL_FILES)}")
-    if not path.is_file():
-        raise UnsupportedModelError(f"there is no file {path}")
     if path.suffix == ".spk":
         return load(path)
+    if not path.is_file():
+        raise UnsupportedModelError(f"there is no file {path}")
     if path.suffix == ".onnx":
         return read_onnx(path)
     try:

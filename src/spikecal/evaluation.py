@@ -149,8 +149,8 @@ def _compare(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None
 
 
 def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
-    same = (sums.same_over_time / sums.images).tolist() if sums.same_over_time is not None else []
-    right = (sums.right_over_time / sums.images).tolist() if sums.right_over_time is not None else []
+    same = (sums.same_over_time.double() / sums.images).tolist() if sums.same_over_time is not None else []
+    right = (sums.right_over_time.double() / sums.images).tolist() if sums.right_over_time is not None else []
     return Evaluation(
         images=sums.images,
         T=snn.T,

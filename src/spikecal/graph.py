@@ -106,15 +106,26 @@ class Graph:
 
     def is_nonnegative(self, name: str) -> bool:
         """Whether the value of this node can be shown never to be negative."""
-        node = self.by_name[name]
-        if isinstance(node.op, Activation):
-            return True
-        safe = (
-            isinstance(node.op, _KEEPS_SIGN)
-            or (isinstance(node.op, Add) and node.op.alpha >= 0)
-            or (isinstance(node.op, Pad) and node.op.value >= 0)
-        )
-        return safe and all(self.is_nonnegative(i) for i in node.inputs)
+        return name in self._nonnegative
+
+    @cached_property
+    def _nonnegative(self) -> set[str]:
+        found: set[str] = set()
+        for node in self.nodes:
+            keeps_sign = (
+                isinstance(node.op, _KEEPS_SIGN)
+                or (isinstance(node.op, Add) and node.op.alpha >= 0)
+                or (isinstance(node.op, Pad) and node.op.value >= 0)
+            )
+            if isinstance(node.op, Activation) or (keeps_sign and found.issuperset(node.inputs)):
+                found.add(node.name)
+        return found
+
+    def fresh(self, name: str) -> str:
+        """The name, or one like it, that no node and no tensor has."""
+        while name in self.by_name or name in self.tensors:
+            name += "'"
+        return name
 
     def unflatten(self, leaves: list[Any]) -> Any:
         """Put one value for every output into the nesting of the model's result."""

@@ -24,6 +24,8 @@ def count_inputs(model: nn.Module) -> int:
 
 def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
     """A batch as (the model's inputs, what follows them): x, (x, y), (x1, x2, y) and ((x1, x2), y) all do."""
+    if isinstance(item, Tensor) and item.ndim == 0:
+        raise DataError("a batch must hold images along its first dimension, not be a single number")
     if isinstance(item, Tensor):
         found, rest = (item,), ()
     elif isinstance(item, (tuple, list)) and item and isinstance(item[0], (tuple, list)):
@@ -87,6 +89,8 @@ def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
             raise DataError(f"input {node.name!r} must have shape (batch, {wanted}), not {tuple(x.shape)}")
         if not x.is_floating_point():
             raise DataError(f"input {node.name!r} must be floating point, scaled as in training, not {x.dtype}")
+    if len({len(x) for x in inputs}) > 1:
+        raise DataError(f"the inputs hold different numbers of images: {[len(x) for x in inputs]}")
     return tuple(_laid_out(x.detach().to(graph.device, graph.dtype)) for x in inputs)
 
 

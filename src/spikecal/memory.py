@@ -21,7 +21,7 @@ def budget(memory: str | int | None) -> int:
     if isinstance(memory, int):
         size = memory
     else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmg]i?)?b?\s*", memory.lower())
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]i?)?b?\s*", memory.lower())
         if match is None:
             raise CalibrationError(f'cannot read the memory budget {memory!r}; write it as "2GiB" or "500MB"')
         size = int(float(match[1]) * _UNITS[match[2] or ""])
@@ -47,6 +47,7 @@ def chunk_of_images(graph: Graph, T: int, limit: int, images: int, nodes: Iterab
 
 def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:
     """How many of T steps to take at once with this many images, by the same measure."""
+    images = max(1, images)
     fitting = limit // max(1, images * peak_bytes(graph, 1))
     return max(1, min(T, fitting, _CACHE_FRIENDLY // (images * _widest(graph, graph.nodes))))
 

@@ -55,17 +55,19 @@ def normalise(graph: Graph, thresholds: dict[str, Tensor]) -> Graph:
         if not isinstance(node.op, Activation):
             nodes.append(node)
             continue
-        theta, before, behind = thresholds[node.name], f"{node.name}.divide", f"{node.name}.multiply"
+        theta = thresholds[node.name]
+        before, behind = graph.fresh(f"{node.name}.divide"), graph.fresh(f"{node.name}.multiply")
         tensors |= {before: 1 / theta, behind: theta}
         if node.op.cap is not None:
-            tensors[f"{node.name}.cap"] = tensors[node.op.cap] / theta
-            node = replace(node, op=Activation(f"{node.name}.cap"))
+            cap = graph.fresh(f"{node.name}.cap")
+            tensors[cap] = tensors[node.op.cap] / theta
+            node = replace(node, op=Activation(cap))
         nodes.append(Node(before, Scale(before), node.inputs, node.shape, node.where))
         nodes.append(replace(node, inputs=(before,)))
         nodes.append(Node(behind, Scale(behind), (node.name,), node.shape, node.where))
         renamed[node.name] = behind
     divided = replace(graph, nodes=tuple(nodes), tensors=tensors)
-    return push_scales(fold_batchnorm(divided), {f"{name}.multiply" for name in thresholds})
+    return push_scales(fold_batchnorm(divided), set(renamed.values()))
 
 
 def push_scales(graph: Graph, names: set[str]) -> Graph:
@@ -79,13 +81,15 @@ def push_scales(graph: Graph, names: set[str]) -> Graph:
         scale, shape = tensors[node.op.scale], nodes[node.inputs[0]].shape
         for reader in [n for n in nodes.values() if n.inputs == (node.name,)]:
             if isinstance(reader.op, Conv | Linear):
-                op = _absorbed(reader.op, scale.expand(shape), reader.name, tensors)
-                if op is not None:
-                    nodes[reader.name] = replace(reader, op=op, inputs=node.inputs)
+                absorbed = _absorbed(reader.op, scale.expand(shape), tensors)
+                if absorbed is not None:
+                    weight = graph.fresh(f"{reader.name}.weight.binary")
+                    tensors[weight] = absorbed
+                    nodes[reader.name] = replace(reader, op=replace(reader.op, weight=weight), inputs=node.inputs)
                 continue
             passed = _passed(reader.op, scale, shape)
             if passed is not None:
-                behind = f"{reader.name}.multiply"
+                behind = graph.fresh(f"{reader.name}.multiply")
                 tensors[behind] = passed
                 nodes = {n.name: n for n in rewired(nodes.values(), {reader.name: behind})}
                 nodes[reader.name] = replace(reader, inputs=node.inputs)
@@ -103,26 +107,22 @@ def _inserted(nodes: dict[str, Node], after: str, node: Node) -> dict[str, Node]
     return result
 
 
-def _absorbed(op: Conv | Linear, scale: Tensor, name: str, tensors: dict[str, Tensor]) -> Conv | Linear | None:
-    """The layer with its input weights multiplied by a scale of the input's shape; None if it varies in a channel."""
+def _absorbed(op: Conv | Linear, scale: Tensor, tensors: dict[str, Tensor]) -> Tensor | None:
+    """The layer's weight times a scale of its input's shape; None if that varies within a channel."""
     weight = tensors[op.weight]
     if isinstance(op, Linear):
         rows = scale.reshape(-1, scale.shape[-1])
         if not torch.equal(rows, rows[:1].expand_as(rows)):
             return None
-        scaled = weight * rows[0]
-    else:
-        columns = scale.flatten(1)
-        if not torch.equal(columns, columns[:, :1].expand_as(columns)):
-            return None
-        factor = columns[:, 0]
-        if op.transposed:
-            scaled = weight * factor.view(-1, *(1,) * (weight.ndim - 1))
-        else:  # (out, in/groups, ...): each group of outputs sees its own inputs
-            by_group = weight.unflatten(0, (op.groups, -1))
-            scaled = (by_group * factor.view(op.groups, 1, -1, *(1,) * (weight.ndim - 2))).flatten(0, 1)
-    tensors[f"{name}.weight.binary"] = scaled
-    return replace(op, weight=f"{name}.weight.binary")
+        return weight * rows[0]
+    columns = scale.flatten(1)
+    if not torch.equal(columns, columns[:, :1].expand_as(columns)):
+        return None
+    factor, ones = columns[:, 0], (1,) * (weight.ndim - 2)
+    if op.transposed:
+        return weight * factor.view(-1, 1, *ones)
+    by_group: Tensor = weight.unflatten(0, (op.groups, -1))  # (groups, out/groups, in/groups, ...)
+    return (by_group * factor.view(op.groups, 1, -1, *ones)).flatten(0, 1)
 
 
 def _passed(op: Op, scale: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .graph import Graph, Node, rewired
-from .ops import Activation, AdaptiveAvgPool, AvgPool, Conv, Input, Linear, Mean, Output, Peak, Reshape, Scale
+from .ops import Activation, AdaptiveAvgPool, AvgPool, Conv, Input, Linear, Mean, Output, Reshape, Scale
 
 
 def prepare(graph: Graph, *, pool_to_conv: bool = False) -> Graph:
@@ -147,23 +147,6 @@ def _uniform_pool(node: Node, shape: tuple[int, ...]) -> AvgPool | None:
         kernel = tuple(s // o for s, o in zip(space, op.size, strict=True))
         return AvgPool(kernel, kernel, (0,) * len(space))
     return None
-
-
-def pool_currents(graph: Graph) -> Graph:
-    """Take the maximum in front of the neurons instead of behind them: max(ReLU(z)) = ReLU(max(z)).
-
-    Fewer neurons do the same work, and none of them fires for nothing.
-    """
-    nodes = dict(graph.by_name)
-    for node in graph.nodes:
-        before = graph.by_name[node.inputs[0]] if isinstance(node.op, Peak) else None
-        if before is None or not isinstance(before.op, Activation) or len(graph.readers[before.name]) > 1:
-            continue
-        if before.op.cap is not None and graph.tensors[before.op.cap].numel() > 1:
-            continue
-        nodes[before.name] = replace(node, name=before.name, inputs=before.inputs)  # the two change places
-        nodes[node.name] = replace(before, name=node.name, inputs=(before.name,), shape=node.shape)
-    return replace(graph, nodes=tuple(nodes.values()))
 
 
 #: Every network goes through these; each is proven on real nets to preserve the function.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from . import calibration, thresholds
 from .calibration import (
     BiasCalibration,
     BiasShift,
@@ -19,13 +18,10 @@ from .calibration import (
 from .errors import CalibrationError
 from .thresholds import MMSE, MaxActivation, Percentile, ThresholdRule
 
-_KINDS: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        MMSE, MaxActivation, Percentile,
-        BiasShift, InitialPotential, BiasCalibration, PotentialCalibration, WeightCalibration,
-    )
-}  # fmt: skip
+_RULES = {cls.__name__: cls for cls in (MMSE, MaxActivation, Percentile)}
+_STEPS = {
+    cls.__name__: cls for cls in (BiasShift, InitialPotential, BiasCalibration, PotentialCalibration, WeightCalibration)
+}
 _VERSION = 1
 
 
@@ -62,8 +58,8 @@ class Recipe:
             data = dict(data)
             if (version := data.pop("version")) != _VERSION:
                 raise CalibrationError(f"this recipe has version {version}; this spikecal reads version {_VERSION}")
-            data["threshold"] = _part_from_dict(data["threshold"])
-            data["steps"] = tuple(_part_from_dict(s) for s in data["steps"])
+            data["threshold"] = _part_from_dict(data["threshold"], _RULES)
+            data["steps"] = tuple(_part_from_dict(s, _STEPS) for s in data["steps"])
             return Recipe(**data)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise CalibrationError(f"this is not a recipe: {e}") from e
@@ -81,19 +77,20 @@ class Recipe:
 
 
 def _part_to_dict(part: Any) -> dict[str, Any]:
-    if type(part).__name__ not in _KINDS:
+    if type(part).__name__ not in {**_RULES, **_STEPS}:
         raise CalibrationError(
             f"{type(part).__name__} is not a part of spikecal, so this recipe cannot be written down"
         )
     return {"kind": type(part).__name__, **asdict(part)}
 
 
-def _part_from_dict(data: Mapping[str, Any]) -> Any:
+def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     data = dict(data)
     kind = data.pop("kind")
-    if kind not in _KINDS:
-        raise CalibrationError(f"there is no threshold rule or calibration step {kind!r}; known: {sorted(_KINDS)}")
-    return _KINDS[kind](**data)
+    if kind not in known:
+        what = "threshold rule" if known is _RULES else "calibration step"
+        raise CalibrationError(f"there is no {what} {kind!r}; choose one of {', '.join(known)}")
+    return known[kind](**data)
 
 
 def plain(*, per_channel: bool = True, **options: Any) -> Recipe:
@@ -149,6 +146,3 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
     if recipe not in RECIPES:
         raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
     return RECIPES[recipe]()
-
-
-__all__ = ["RECIPES", "Recipe", "calibration", "find_recipe", "thresholds", *RECIPES]

@@ -606,6 +606,7 @@ REMEDIES = {
     "batch_norm_legit": "batch norm without running statistics mixes the images of a batch; train it with them",
     "instance_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
     "scaled_dot_product_attention": "attention multiplies activations with each other",
+    "native_dropout": "dropout is active in the exported program; export it in eval mode",
     "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
     "bmm": "it multiplies two activations, as attention does",
 }

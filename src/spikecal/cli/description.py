@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
-from ..conversion import check_finite
+from ..conversion import check_tensors
 from ..graph import Graph, Node
 from ..network import SpikingNetwork
 from ..ops import (
@@ -70,7 +70,7 @@ class NetworkDescription:
 def describe(captured: Graph, *, pool_to_conv: bool = False) -> NetworkDescription:
     """The graph after preparation. A network that `convert` would refuse for its weights is refused here too."""
     graph = prepare(captured, pool_to_conv=pool_to_conv)
-    check_finite(graph)
+    check_tensors(graph)
     folded = _folded_into(captured, graph)
     parts = segments(graph)
     number = {n.name: i for i, part in enumerate(parts, 1) for n in (*part.nodes, part.site)}

@@ -1,0 +1,348 @@
+"""From a model to a graph: the twin equals the model, the model stays as it was, and what has no meaning is refused."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import spikecal as sc
+import zoo
+from helpers import capture_watched, captured, distance, in_use, inputs, leaves, state_of
+from spikecal.capture import capture
+from spikecal.graph import Graph
+from spikecal.ops import Activation, Conv
+from spikecal.simulation import run_ann
+from zoo import example, make
+
+# ---------------------------------------------------------------------- the twin
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_twin_equals_the_model(name: str) -> None:
+    """In both precisions, at batch sizes other than the one it was captured with."""
+    graph, model = captured(name), make(name)
+    single = graph.map_tensors(Tensor.float)
+    for batch in (1, 3):
+        x = inputs(name, batch, seed=7)
+        x32 = [t.float() for t in x]
+        assert distance(run_ann(single, x32), leaves(model.float()(*x32))) < 1e-4
+        assert distance(run_ann(graph, x), leaves(model.double()(*x))) < 1e-9
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_graph_is_sound_and_survives_json(name: str) -> None:
+    graph = captured(name)
+    graph.check()
+    again = Graph.from_dict(graph.to_dict(), graph.tensors)
+    assert again.nodes == graph.nodes
+    assert again.structure == graph.structure
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_capture_leaves_the_model_as_it_was(name: str) -> None:
+    """Weights, statistics, training flags, gradients, hooks and random state, of a model that is in use."""
+    _, before, after = capture_watched(name)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "name", ["conv_bn", "dropout_and_identity", "one_relu_five_times", "two_inputs_two_outputs", "tokens"]
+)
+def test_conversion_leaves_model_and_images_as_they_were(name: str) -> None:
+    model, batch = in_use(make(name)), example(name, 4)
+    before, kept = state_of(model), [x.clone() for x in batch]
+    snn = sc.convert(model, [batch], T=2, recipe="max_activation")
+    assert state_of(model) == before
+    assert all(torch.equal(x, y) for x, y in zip(batch, kept, strict=True))
+    with torch.no_grad():
+        assert distance(leaves(snn.ann(*batch)), leaves(model.eval()(*batch))) < 1e-4
+
+
+def test_random_numbers_that_a_model_draws_are_given_back() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.rand(3)
+            return x.relu()
+
+    state = torch.get_rng_state()
+    sc.convert(Drawing(), torch.rand(4, 3, generator=torch.Generator()), T=2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_graph_does_not_alias_the_model() -> None:
+    model = make("mlp")
+    graph, x = capture(model, example("mlp")), example("mlp", 3)
+    (before,) = run_ann(graph, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    (after,) = run_ann(graph, x)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("name", zoo.EITHER)
+def test_beyond_the_agreed_operations_right_or_refused(name: str) -> None:
+    model = make(name).double()
+    try:
+        graph = capture(model, inputs(name, 2))
+    except sc.UnsupportedModelError as error:
+        assert re.search(r"because of \d+ places?:\n  \w+", str(error))  # noqa: PT017
+        return
+    for batch in (1, 3):
+        x = inputs(name, batch, seed=7)
+        theirs = leaves(model(*(t.clone() for t in x)))
+        assert distance(run_ann(graph, x), theirs) < 1e-9
+
+
+# ---------------------------------------------------------------------- in-place operations and call sites
+
+
+def test_every_call_of_one_relu_is_a_neuron_of_its_own() -> None:
+    names = [node.name for node in captured("one_relu_five_times").neurons]
+    assert len(set(names)) == 5
+    assert all(re.fullmatch(r"relu(@\d)?", name) for name in names)
+
+
+def test_every_spelling_of_relu_is_an_activation() -> None:
+    assert [node.op for node in captured("relu_spellings").neurons] == [Activation()] * 12
+
+
+def test_every_spelling_of_a_clipped_relu_keeps_its_cap() -> None:
+    graph = captured("clipped_spellings")
+    caps = [float(graph.tensors[node.op.cap]) for node in graph.neurons]
+    assert sorted(caps) == sorted([6, 6, 6, 6, 4, 2, 0.7, 1, 1.5, 0.25])
+
+
+def test_an_in_place_relu_is_seen_by_later_readers_only() -> None:
+    graph = captured("inplace_relu_input_read_before")
+    sources = {n.name: graph.by_name[n.inputs[0]].op for n in graph.nodes if isinstance(n.op, Conv)}
+    assert isinstance(sources["b"], Conv)  # reads a's signed value
+    assert isinstance(sources["c"], Activation)
+
+
+def test_an_in_place_relu_is_seen_through_an_earlier_view() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x + 1
+            view = y.view(y.size(0), 2, 2)
+            y.relu_()
+            return view, y
+
+    x = torch.tensor([[-3.0, 1.0, -0.5, 2.0]])
+    view, y = run_ann(capture(Net(), [x]), [x])
+    assert y.tolist() == [[0.0, 2.0, 0.5, 3.0]]
+    assert view.flatten().tolist() == [0.0, 2.0, 0.5, 3.0]
+
+
+def test_an_in_place_sum_is_seen_by_its_alias() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.relu()
+            alias = y
+            y += x
+            return alias * 2
+
+    x = torch.tensor([[-3.0, 1.0]])
+    assert run_ann(capture(Net(), [x]), [x])[0].tolist() == [[-6.0, 4.0]]
+
+
+def test_a_value_from_before_the_in_place_relu_stays() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            old = y + 0
+            y.relu_()
+            return old - y
+
+    x = torch.tensor([[-3.0, 1.0]])
+    assert run_ann(capture(Net(), [x]), [x])[0].tolist() == [[-3.0, 0.0]]
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def offenders(error: sc.UnsupportedModelError) -> list[str]:
+    """The operations that the message lists, one a line."""
+    return re.findall(r"^  (\S+) at ", str(error), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name, operations in zoo.OFFENDS.items() if operations])
+def test_refusal_names_every_offender(name: str) -> None:
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        capture(make(name), example(name))
+    found = offenders(caught.value)
+    for operation in zoo.OFFENDS[name]:
+        assert any(operation == f or f.startswith(f"{operation}_") for f in found), f"{operation} is not in {found}"
+
+
+def test_the_positions_of_maxima_are_refused() -> None:
+    class Unpooling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            values, positions = torch.max(x.relu(), 1)
+            return values + positions
+
+    with pytest.raises(sc.UnsupportedModelError, match="the positions of maxima have no spiking meaning"):
+        capture(Unpooling(), [torch.randn(2, 3)])
+
+
+@pytest.mark.parametrize("name", ["no_activation", "no_activation_but_of_a_constant"])
+def test_a_net_without_activation_is_refused(name: str) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match="no activation to convert: it needs at least one ReLU"):
+        capture(make(name), example(name))
+
+
+def test_control_flow_on_data_is_refused_with_the_reason() -> None:
+    name = "data_dependent_control_flow"
+    with pytest.raises(sc.UnsupportedModelError, match=r"torch.export cannot capture .*\(3, 8, 8\)") as caught:
+        capture(make(name), example(name))
+    assert "Control flow that depends on the data" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.conv(x))
+        return torch.tanh(x)
+
+
+class Offending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.tail = nn.Sequential(nn.ReLU(), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.elu(self.block(x))
+        return self.tail(x)
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """Where in this file a piece of a function stands."""
+    source, first = inspect.getsourcelines(function)
+    (offset,) = (i for i, line in enumerate(source) if text in line)
+    return f"test_capture.py:{first + offset}"
+
+
+def test_message_names_module_and_line_of_every_offender_at_once() -> None:
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        capture(Offending(), [torch.randn(2, 3, 8, 8)])
+    first, *places = str(caught.value).splitlines()
+    assert first.endswith("because of 4 places:")
+    expected = [
+        f"  silu at block.act ({line_of(Block.forward, 'self.act')}): SiLU is not a ReLU; ",
+        f"  tanh at block.tanh ({line_of(Block.forward, 'tanh')}): tanh is not a ReLU; ",
+        f"  elu at elu ({line_of(Offending.forward, 'elu')}): ELU is not a ReLU; ",
+        f"  gelu at tail.1 ({line_of(Offending.forward, 'self.tail')}): GELU is not a ReLU; ",
+    ]
+    assert len(places) == 4
+    for line, start in zip(places, expected, strict=True):
+        assert line.startswith(start)
+
+
+def test_a_result_that_is_no_function_of_the_images_is_refused() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.relu(), self.scale
+
+    with pytest.raises(sc.UnsupportedModelError, match=r"output 1 .*: it does not depend on the images"):
+        capture(Net(), [torch.randn(2, 3)])
+
+
+def test_a_wrong_input_shape_is_refused_with_the_shape() -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=r"with input shapes \[\(9,\)\]"):
+        capture(make("mlp"), [torch.randn(2, 9)])
+
+
+def test_a_model_that_computes_with_chance_is_refused() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + torch.full((3,), random.random())).relu()  # torch.export takes one number for all time
+
+    with pytest.raises(sc.UnsupportedModelError, match=r"differs from the model .*random numbers, global state"):
+        sc.convert(Noisy(), [torch.randn(4, 3)], T=2)
+
+
+def test_active_dropout_in_an_exported_program_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Dropout(0.5)).train()
+    program = torch.export.export(model, (torch.randn(2, 3),), dynamic_shapes=({0: Dim("batch")},))
+    with pytest.raises(sc.UnsupportedModelError, match=r"dropout is active .* export it in eval mode"):
+        capture(program)
+
+
+def test_forward_with_optional_and_starred_arguments() -> None:
+    class Optional(nn.Module):
+        def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+            return x.relu() * scale
+
+    class Starred(nn.Module):
+        def forward(self, *x: Tensor) -> Tensor:
+            return x[0].relu()
+
+    x = torch.tensor([[-1.0, 1.0], [2.0, -2.0]])
+    assert sc.convert(Optional(), x, T=2).ann(x).tolist() == [[0.0, 2.0], [4.0, 0.0]]
+    assert sc.convert(Starred(), x, T=2).ann(x).tolist() == [[0.0, 1.0], [2.0, 0.0]]
+
+
+# ---------------------------------------------------------------------- exported programs
+
+
+def program(batch: Any) -> torch.export.ExportedProgram:
+    return torch.export.export(make("mlp"), example("mlp"), dynamic_shapes=({0: batch},))
+
+
+def test_a_program_with_a_dynamic_batch_is_captured() -> None:
+    graph, x = capture(program(Dim("batch"))), example("mlp", 3, seed=7)
+    assert distance(run_ann(graph, x), [make("mlp")(*x).detach()]) < 1e-5
+
+
+def test_capture_leaves_the_program_as_it_was() -> None:
+    exported = program(Dim("batch"))
+    before, code = copy.deepcopy(exported.state_dict), exported.graph_module.code
+    capture(exported)
+    assert exported.graph_module.code == code
+    assert all(torch.equal(t, before[k]) for k, t in exported.state_dict.items())
+
+
+def test_a_program_with_a_fixed_batch_is_refused_with_the_remedy() -> None:
+    with pytest.raises(sc.UnsupportedModelError, match="fixed batch size of 2; export it with") as caught:
+        capture(program(None))
+    assert 'torch.export.Dim("batch")' in str(caught.value)
+
+
+def test_a_pt2_file_is_converted(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.pt2", example("mlp", 16)
+    torch.export.save(program(Dim("batch")), path)
+    from_file, from_model = sc.convert(path, [x], T=4), sc.convert(make("mlp"), [x], T=4)
+    assert torch.equal(from_file(*x), from_model(*x))
+    assert distance([from_file.ann(*x)], [make("mlp")(*x).detach()]) < 1e-5
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(b"no program")
+    with pytest.raises(sc.UnsupportedModelError, match=r"net.pt2 is not a program that torch.export can read"):
+        sc.convert(path, example("mlp"))
+    with pytest.raises(sc.UnsupportedModelError, match="there is no file"):
+        sc.convert(tmp_path / "other.pt2", example("mlp"))
+    with pytest.raises(sc.UnsupportedModelError, match=r"net.pth: a model file must end in .pt2 or .spk"):
+        sc.convert(tmp_path / "net.pth", example("mlp"))

@@ -1,0 +1,353 @@
+"""convert(): what it takes, what it refuses, and what it says when something goes wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import spikecal as sc
+from helpers import captured, converted, distance, inputs, least_memory, leaves, shell, spike_trains
+from spikecal.simulation import Neurons, run_ann
+from zoo import example, make
+
+T = 4
+
+
+def mlp(batches: Any, T: int = T, recipe: Any = "light", **options: Any) -> sc.SpikingNetwork:
+    return sc.convert(shell(captured("mlp")), batches, T, recipe, **options)
+
+
+def same(a: sc.SpikingNetwork, b: sc.SpikingNetwork, name: str = "mlp") -> bool:
+    x = inputs(name, 5, seed=7)
+    return all(torch.equal(y, z) for y, z in zip(leaves(a.over_time(*x)), leaves(b.over_time(*x)), strict=True))
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_any_iterable_of_batches_will_do() -> None:
+    (x,) = inputs("mlp", 12)
+    y = torch.arange(12)
+    parts, labels = x.split(5), y.split(5)
+    dataset = TensorDataset(x, y)
+    ways: list[Any] = [
+        list(parts),
+        (part for part in parts),
+        list(zip(parts, labels, strict=True)),
+        [[part, label] for part, label in zip(parts, labels, strict=True)],
+        [(part, label, "name", None) for part, label in zip(parts, labels, strict=True)],
+        [((part,), label) for part, label in zip(parts, labels, strict=True)],
+        [(part,) for part in parts],
+        DataLoader(dataset, batch_size=5),
+        DataLoader(TensorDataset(x), batch_size=1),
+        x,
+        [x],
+        [x.float()],  # another precision
+    ]
+    first = mlp([x])
+    for batches in ways[:-1]:
+        assert same(mlp(batches), first)
+    assert distance([mlp(ways[-1]).ann(x)], [first.ann(x)]) < 1e-9
+
+
+def test_labels_are_ignored() -> None:
+    (x,) = inputs("mlp", 12)
+    assert same(mlp([(x, torch.zeros(12))]), mlp([(x, "anything")]))
+
+
+def test_models_with_two_inputs_take_them_in_a_tuple() -> None:
+    x, y = inputs("siamese", 12)
+    graph = shell(captured("siamese"))
+    ways: list[Any] = [
+        [(x, y)],
+        [[x, y]],
+        [(x, y, torch.arange(12))],
+        [((x, y), torch.arange(12))],
+        zip(x.split(5), y.split(5), strict=True),
+        DataLoader(TensorDataset(x, y, torch.arange(12)), batch_size=5),
+    ]
+    first, *others = [sc.convert(graph, batches, T) for batches in ways]
+    for other in others:
+        assert same(other, first, "siamese")
+
+
+def test_no_more_batches_are_taken_than_needed() -> None:
+    taken = []
+
+    def many() -> Iterator[Tensor]:
+        for i in range(50):
+            taken.append(i)
+            yield torch.randn(10, 10, generator=torch.Generator().manual_seed(i))
+
+    mlp(many(), recipe=sc.light(threshold_images=35, calibration_images=20))
+    assert len(taken) == 4
+
+
+def test_a_model_is_converted_in_its_own_precision() -> None:
+    model, (x,) = make("mlp").double(), example("mlp", 8)
+    snn = sc.convert(model, x, T)
+    assert snn.graph.dtype == torch.float64
+    assert distance([snn.ann(x)], [model(x.double())]) < 1e-12
+
+
+@pytest.mark.parametrize("recipe", sc.RECIPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
+def test_half_precision_is_converted_or_refused(dtype: torch.dtype, recipe: str) -> None:
+    options = {"iterations": 3} if recipe == "advanced" else {}
+    (x,) = example("mlp", 8)
+    try:
+        snn = sc.convert(shell(captured("mlp").map_tensors(lambda t: t.to(dtype))), x, T, sc.RECIPES[recipe](**options))
+    except sc.SpikecalError:
+        return
+    assert snn(x).dtype == dtype
+    assert bool(torch.isfinite(snn(x)).all())
+
+
+# ---------------------------------------------------------------------- determinism
+
+
+def test_same_seed_same_network() -> None:
+    x = inputs("resnet_block", 24)
+    recipe = sc.light(calibration_images=8)
+    first, again, other = (sc.convert(shell(captured("resnet_block")), [x], T, recipe, seed=seed) for seed in (3, 3, 4))
+    assert same(first, again, "resnet_block")
+    assert not same(first, other, "resnet_block")
+    for name in (n.name for n in first.graph.neurons):  # the seed picks images for the steps, not for thresholds
+        assert torch.equal(first.sites[name].threshold, other.sites[name].threshold)
+
+
+def test_global_seeds_do_not_matter() -> None:
+    x = inputs("mlp", 24)
+    torch.manual_seed(1)
+    first = mlp([x], recipe=sc.light(calibration_images=8))
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert same(mlp([x], recipe=sc.light(calibration_images=8)), first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
+@pytest.mark.parametrize("recipe", [sc.light(), sc.advanced(iterations=10, lr=1e-3), sc.percentile()])
+@pytest.mark.parametrize("name", ["resnet_block", "densenet", "input_skip", "unet"])
+def test_a_small_memory_gives_the_same_network(name: str, recipe: sc.Recipe) -> None:
+    """A budget that is just enough: images go through in many chunks."""
+    x = inputs(name, 12)
+    large = sc.convert(shell(captured(name)), [x], T, recipe, memory="4GiB")
+    small = sc.convert(shell(captured(name)), [x], T, recipe, memory=least_memory(captured(name), x, T, recipe))
+    other = inputs(name, 3, seed=7)
+    assert distance(leaves(small(*other)), leaves(large(*other))) < 1e-9
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+def test_statistics_are_those_of_the_calibration_images() -> None:
+    snn, x = converted("resnet_block"), inputs("resnet_block", 16)
+    trains, ann = spike_trains(snn, *x), dict[str, Tensor]()
+    run_ann(snn.source, x, lambda node, value: ann.update({node.name: value.data}))
+    assert list(snn.statistics) == list(snn.sites)
+    for name, statistics in snn.statistics.items():
+        target = ann[name]
+        if isinstance(snn.sites[name], Neurons):
+            mean = trains[name].mean(0)
+            assert statistics.firing_rate == pytest.approx(float((trains[name] > 0).double().mean()), abs=1e-9)
+        else:
+            mean = snn(*x)
+            assert statistics.firing_rate is None
+        error = float((target - mean).square().sum() / target.square().sum())
+        assert statistics.error == pytest.approx(error, rel=1e-9)
+
+
+# ---------------------------------------------------------------------- once more, from a spiking network
+
+
+def test_a_spiking_network_can_be_calibrated_anew(tmp_path: Path) -> None:
+    x = inputs("resnet_block", 16)
+    first = converted("resnet_block", sc.Recipe(sc.MMSE(), (sc.WeightCalibration(iterations=20, lr=1e-3),)))
+    path = tmp_path / "net.spk"
+    first.save(path)
+    direct = sc.convert(shell(captured("resnet_block")), [x], 6, "light")
+    for model in (first, path, str(path)):  # starts from the original weights
+        anew = sc.convert(model, [x], 6, "light")
+        assert anew.T == 6
+        assert anew.recipe == sc.light()
+        assert same(anew, direct, "resnet_block")
+
+
+def test_a_binary_network_can_be_calibrated_anew() -> None:
+    x, other = inputs("resnet_block", 16), inputs("resnet_block", 3, seed=7)
+    anew = sc.convert(converted("resnet_block").binary(), [x], 6)
+    assert distance([anew.ann(*other)], [converted("resnet_block").ann(*other)]) < 1e-9
+    assert distance([anew.binary()(*other)], [anew(*other)]) < 1e-9
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.0, "8", None, True])
+def test_a_number_of_steps_without_meaning_is_refused(steps: Any) -> None:
+    with pytest.raises(sc.CalibrationError, match=f"T must be a whole number of at least 1, not {steps!r}"):
+        mlp(inputs("mlp", 4), T=steps)
+
+
+@pytest.mark.parametrize("batches", [[], iter(()), torch.zeros(0, 10), [torch.zeros(0, 10)] * 2])
+def test_no_images_are_refused(batches: Any) -> None:
+    with pytest.raises(sc.CalibrationError, match="there are no calibration images"):
+        mlp(batches)
+
+
+def test_images_of_whole_numbers_are_refused() -> None:
+    with pytest.raises(sc.CalibrationError, match=r"floating point .* not torch.uint8; try x.float\(\) / 255"):
+        mlp([torch.zeros(4, 10, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_are_refused(value: float) -> None:
+    (x,) = inputs("mlp", 4)
+    x[2, 3] = value
+    with pytest.raises(sc.CalibrationError, match="images hold NaN or infinite values"):
+        mlp([x[:2], x[2:]])
+
+
+def test_images_of_different_shapes_are_refused() -> None:
+    with pytest.raises(sc.CalibrationError, match=r"differ in shape: \[\(10,\)\] and \[\(9,\)\]; resize or crop"):
+        mlp([torch.zeros(2, 10), torch.zeros(2, 9)])
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([3], "a batch must be a tensor or a tuple that starts with one, not int"),
+        (["image"], "not str"),
+        ([{"x": torch.zeros(2, 10)}], "not dict"),
+        ([(1, 2)], r"must start with 1 tensor\(s\) for the model, but starts with int"),
+        ([()], "starts with nothing"),
+        ([((torch.zeros(2, 10), torch.zeros(2, 10)), 1)], "starts with Tensor, Tensor"),
+        ([torch.zeros(2, 9)], r"must have shape \(batch, 10\), not \(2, 9\)"),
+    ],
+)
+def test_batches_of_something_else_are_refused(batches: Any, message: str) -> None:
+    with pytest.raises(sc.DataError, match=message):
+        mlp(batches)
+
+
+def test_a_batch_that_is_a_single_number_is_refused() -> None:
+    with pytest.raises(sc.SpikecalError):
+        mlp([torch.tensor(1.0)])
+
+
+def test_inputs_with_different_numbers_of_images_are_refused() -> None:
+    x, y = inputs("siamese", 4)
+    with pytest.raises(sc.DataError, match=r"different numbers of images: \[4, 3\]"):
+        sc.convert(shell(captured("siamese")), [(x, y[:3])], T)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(bad: float) -> None:
+    model = make("mlp")
+    with torch.no_grad():
+        model.b.weight[1, 2] = bad
+    with pytest.raises(sc.UnsupportedModelError, match=r"weights hold NaN or infinite values: b\.weight; "):
+        sc.convert(model, example("mlp", 4), T)
+
+
+@pytest.mark.parametrize("model", [3, None, lambda x: x, {"weight": 1}])
+def test_something_that_is_no_model_is_refused(model: Any) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=r"a model must be an nn.Module"):
+        sc.convert(model, inputs("mlp", 4), T)
+
+
+@pytest.mark.parametrize("recipe", ["heavy", "", 3, None])
+def test_an_unknown_recipe_is_refused_with_the_known_ones(recipe: Any) -> None:
+    with pytest.raises(sc.CalibrationError, match=f"there is no recipe {recipe!r}; choose one of plain, light, "):
+        mlp(inputs("mlp", 4), recipe=recipe)
+
+
+@pytest.mark.parametrize("memory", ["lots", "", "GB", "-1GB", "3 apples", "1.2.3GB", "."])
+def test_a_memory_budget_that_cannot_be_read_is_refused(memory: str) -> None:
+    with pytest.raises(sc.CalibrationError, match="cannot read the memory budget"):
+        mlp(inputs("mlp", 4), memory=memory)
+
+
+@pytest.mark.parametrize("memory", [0, -5, "0GB"])
+def test_a_memory_budget_of_nothing_is_refused(memory: Any) -> None:
+    with pytest.raises(sc.CalibrationError, match="must be positive"):
+        mlp(inputs("mlp", 4), memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["100MB", "1GiB", "0.5gb", " 64 MiB ", "80000000", 10**8])
+def test_memory_budgets_come_in_many_spellings(memory: Any) -> None:
+    assert same(mlp([inputs("mlp", 4)], memory=memory), mlp([inputs("mlp", 4)]))
+
+
+def test_a_memory_budget_too_small_is_refused_with_what_is_needed() -> None:
+    x = inputs("unet", 8)
+    with pytest.raises(sc.CalibrationError, match=r"too small at '.*': it needs \d+ MiB; raise memory=") as caught:
+        sc.convert(shell(captured("unet")), [x], 64, sc.max_activation(), memory="1MiB")
+    needed = str(caught.value).split("needs ")[1].split(" MiB")[0]
+    assert int(needed) > 1
+
+
+# ---------------------------------------------------------------------- context
+
+
+class Faulty:
+    """A step of one's own that fails at the second site."""
+
+    def apply(self, layer: Any) -> None:
+        if layer.segment.site.name == "relu@2":
+            raise ZeroDivisionError("oh")
+
+
+def test_an_error_on_the_way_tells_the_site() -> None:
+    recipe = sc.Recipe(sc.MMSE(), (Faulty(),))
+    with pytest.raises(ZeroDivisionError, match="oh") as caught:
+        mlp(inputs("mlp", 4), recipe=recipe)
+    assert caught.value.__notes__ == ["while calibrating 'relu@2', site 2 of 3"]
+
+
+class Counting:
+    """A step of one's own: it may look at the layer and do nothing."""
+
+    def __init__(self) -> None:
+        self.sites: list[str] = []
+
+    def apply(self, layer: Any) -> None:
+        self.sites.append(layer.segment.site.name)
+
+
+def test_a_step_of_ones_own_sees_every_site_once() -> None:
+    step = Counting()
+    mlp(inputs("mlp", 4), recipe=sc.Recipe(sc.MMSE(), (step,)))
+    assert step.sites == ["relu", "relu@2", "output"]
+
+
+@pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
+@pytest.mark.parametrize("recipe", [sc.light(), sc.advanced(iterations=3)], ids=["light", "advanced"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_conversion_works_in_every_gradient_mode(mode: Any, recipe: sc.Recipe) -> None:
+    x = inputs("mlp", 8)
+    with mode():
+        snn = mlp([x], recipe=recipe)
+        y = snn(*x)
+    assert torch.equal(y, mlp([x], recipe=recipe)(*x))
+
+
+def test_progress_goes_to_the_error_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    snn = mlp(inputs("mlp", 4), progress=True)
+    assert capsys.readouterr().out == ""
+    assert same(snn, mlp(inputs("mlp", 4)))
+
+
+def test_a_network_as_one_activation_is_enough() -> None:
+    x = torch.tensor([[-1.0, 0.5], [1.0, 2.0]])
+    snn = sc.convert(nn.ReLU(), x, 8, "max_activation")
+    assert snn.ann(x).tolist() == [[0.0, 0.5], [1.0, 2.0]]
+    assert snn(x).tolist() == [[0.0, 0.5], [1.0, 2.0]]

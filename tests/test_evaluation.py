@@ -1,0 +1,182 @@
+"""Evaluation: every number equals what one computes by hand or by brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from math import prod, sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import spikecal as sc
+from helpers import Given, converted, inputs, spike_trains, twin_of
+from spikecal.simulation import run_ann
+
+
+@pytest.fixture(scope="module")
+def tiny() -> sc.SpikingNetwork:
+    """Two neurons of threshold 1 that see the image itself, and the two classes see them."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).double()
+    for layer in (model[0], model[2]):
+        layer.weight.data, layer.bias.data = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    x = torch.rand(4, 2, dtype=torch.float64)
+    return sc.convert(model, x, T=4, recipe=sc.Recipe(Given([1.0]), name="by hand"))
+
+
+X = torch.tensor([[1.0, 0.25], [0.2, 0.5], [0.0, 0.0]], dtype=torch.float64)
+Y = torch.tensor([0, 1, 1])
+
+
+def test_numbers_equal_those_computed_by_hand(tiny: sc.SpikingNetwork) -> None:
+    """1.0 fires at every step, 0.25 at the last, 0.5 at every second, 0.2 and 0 never."""
+    result = sc.evaluate(tiny, [(X, Y)])
+    assert (result.images, result.T, result.recipe) == (3, 4, "by hand")
+    assert result.accuracy_over_time == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
+    assert result.accuracy == result.ann_accuracy == pytest.approx(2 / 3)
+    assert result.agreement_over_time == pytest.approx([2 / 3, 1, 1, 1])
+    assert result.agreement == 1
+    assert result.standard_error == pytest.approx(sqrt(2 / 3 * 1 / 3 / 3))
+    (layer,) = result.layers
+    assert (layer.name, layer.neurons, layer.dead_share) == ("1", 2, 0)
+    assert (layer.threshold, layer.threshold_min, layer.threshold_max) == (1, 1, 1)
+    assert layer.firing_rate == pytest.approx(7 / 24)
+    assert layer.error == pytest.approx(0.2**2 / (1 + 0.25**2 + 0.2**2 + 0.5**2))
+
+
+def test_a_neuron_that_never_fires_is_dead(tiny: sc.SpikingNetwork) -> None:
+    (layer,) = sc.evaluate(tiny, [X[2:], X[1:2]]).layers
+    assert layer.dead_share == 0.5
+    (layer,) = sc.evaluate(tiny, [X[2:]]).layers
+    assert (layer.dead_share, layer.firing_rate, layer.error) == (1, 0, 0)  # nothing to fire, nothing missed
+
+
+RECIPES = {"light": sc.light(), "one threshold for a layer": sc.light(per_channel=False, pool_to_conv=True)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", ["resnet_block", "dead_channels", "clipped_spellings", "conv3d_net"])
+def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
+    snn, (x,) = converted(name, recipe), inputs(name, 11, seed=7)
+    y = torch.randint(0, snn.graph.outputs[0].shape[0], (11,))
+    result = sc.evaluate(snn, zip(x.split(4), y.split(4), strict=True))
+
+    answers, ann = snn.over_time(x).argmax(-1), snn.ann(x).argmax(-1)  # (T, B), (B,)
+    assert result.images == 11
+    assert result.accuracy_over_time == pytest.approx([float((a == y).double().mean()) for a in answers])
+    assert result.accuracy == result.accuracy_over_time[-1]
+    assert result.ann_accuracy == pytest.approx(float((ann == y).double().mean()))
+    assert result.agreement_over_time == pytest.approx([float((a == ann).double().mean()) for a in answers])
+    assert result.agreement == result.agreement_over_time[-1]
+
+    trains, targets = spike_trains(snn, x), dict[str, Tensor]()
+    run_ann(snn.source, [x], lambda node, value: targets.update({node.name: value.data}))
+    assert [layer.name for layer in result.layers] == list(trains)
+    for layer in result.layers:
+        train, target, theta = trains[layer.name], targets[layer.name], snn.sites[layer.name].threshold
+        assert layer.neurons == prod(train.shape[2:])
+        assert layer.firing_rate == pytest.approx(float((train > 0).double().mean()), abs=1e-12)
+        assert layer.dead_share == pytest.approx(float((~(train > 0).any(0).any(0)).double().mean()), abs=1e-6)
+        lost = (target - train.mean(0)).square().sum()
+        assert layer.error == pytest.approx(float(lost / target.square().sum()) if target.any() else 0.0, rel=1e-9)
+        thresholds = (layer.threshold, layer.threshold_min, layer.threshold_max)
+        assert thresholds == pytest.approx((float(theta.mean()), float(theta.min()), float(theta.max())))
+
+
+def test_batches_and_memory_do_not_matter() -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 11, seed=7)
+    y = torch.randint(0, 5, (11,))
+    frugal = twin_of(snn)
+    frugal.memory = 1
+    first = sc.evaluate(snn, [(x, y)])
+    for other in (sc.evaluate(snn, DataLoader(TensorDataset(x, y), batch_size=2)), sc.evaluate(frugal, [(x, y)])):
+        assert dataclasses.replace(other, layers=first.layers) == first
+        for a, b in zip(other.layers, first.layers, strict=True):
+            assert dataclasses.astuple(a)[1:] == pytest.approx(dataclasses.astuple(b)[1:], rel=1e-9)
+
+
+def test_evaluation_is_deterministic() -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    assert sc.evaluate(snn, [x]) == sc.evaluate(snn, [x])
+
+
+def test_without_labels_there_is_agreement_but_no_accuracy() -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    for batches in ([x], x, [(x,)], [[x]]):
+        result = sc.evaluate(snn, batches)
+        assert result.accuracy is result.ann_accuracy is result.standard_error is None
+        assert result.accuracy_over_time == []
+        assert len(result.agreement_over_time) == 8
+    labelled = sc.evaluate(snn, [(x, torch.zeros(6, dtype=torch.long))])
+    assert labelled.agreement_over_time == result.agreement_over_time
+    assert labelled.layers == result.layers
+
+
+def test_a_network_with_two_inputs() -> None:
+    snn, (x, y) = converted("siamese"), inputs("siamese", 6, seed=7)
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
+    flat, nested = sc.evaluate(snn, [(x, y, labels)]), sc.evaluate(snn, [((x, y), labels)])
+    assert flat == nested
+    assert flat.accuracy == float((snn(x, y).argmax(1) == labels).double().mean())
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_results_are_plain_numbers(labels: bool) -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    result = sc.evaluate(snn, [(x, torch.zeros(6, dtype=torch.long)) if labels else x])
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert data == result.to_dict()
+    assert data["standard_error"] == result.standard_error
+    assert data["layers"][0]["name"] == "relu"
+    layers = [sc.LayerResult(**layer) for layer in data.pop("layers")]
+    data.pop("standard_error")
+    assert sc.Evaluation(**data, layers=layers) == result
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(3), r"labels must be 3 whole numbers, one an image, not torch.float32 of shape \(3,\)"),
+        (torch.zeros(2, dtype=torch.long), r"labels must be 3 whole numbers, .* of shape \(2,\)"),
+        (torch.zeros(3, 2, dtype=torch.long), r"of shape \(3, 2\)"),
+        (torch.tensor([0, 1, 2]), r"labels must lie in 0..1, but go from 0 to 2"),
+        (torch.tensor([0, -1, 1]), r"labels must lie in 0..1, but go from -1 to 1"),
+    ],
+)
+def test_labels_without_meaning_are_refused(tiny: sc.SpikingNetwork, labels: Tensor, message: str) -> None:
+    with pytest.raises(sc.DataError, match=message):
+        sc.evaluate(tiny, [(X, labels)])
+
+
+def test_labels_may_be_a_list(tiny: sc.SpikingNetwork) -> None:
+    assert sc.evaluate(tiny, [(X, Y.tolist())]) == sc.evaluate(tiny, [(X, Y)])
+
+
+def test_labels_in_some_batches_only_are_refused(tiny: sc.SpikingNetwork) -> None:
+    with pytest.raises(sc.DataError, match="some batches have labels and some have none"):
+        sc.evaluate(tiny, [(X, Y), X])
+
+
+@pytest.mark.parametrize("batches", [[], iter(()), torch.zeros(0, 2)])
+def test_no_images_are_refused(tiny: sc.SpikingNetwork, batches: Any) -> None:
+    with pytest.raises(sc.DataError, match="no images to evaluate"):
+        sc.evaluate(tiny, batches)
+
+
+def test_images_that_do_not_fit_are_refused(tiny: sc.SpikingNetwork) -> None:
+    with pytest.raises(sc.DataError, match=r"must have shape \(batch, 2\), not \(3, 5\)"):
+        sc.evaluate(tiny, [torch.zeros(3, 5)])
+    with pytest.raises(sc.DataError, match="a batch must be a tensor"):
+        sc.evaluate(tiny, [3])
+
+
+@pytest.mark.parametrize("name", ["dict_output", "two_inputs_two_outputs", "unet", "scalar_output"])
+def test_a_network_that_is_no_classifier_is_refused(name: str) -> None:
+    with pytest.raises(sc.DataError, match="one output of class scores"):
+        sc.evaluate(converted(name), [inputs(name, 2)])

@@ -1,0 +1,148 @@
+"""Recipes are data: what they hold, and how they travel as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import spikecal as sc
+from spikecal.recipes import find_recipe
+
+MMSE = sc.MMSE(per_channel=True)
+
+
+def test_recipes_are_those_of_the_literature() -> None:
+    """Threshold rule and steps of each name; a change here changes every number that is published."""
+    parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
+    shift = sc.BiasShift(0.5)
+    assert parts == {
+        "plain": (MMSE, (shift,)),
+        "light": (MMSE, (shift, sc.BiasCalibration())),
+        "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
+        "max_activation": (sc.MaxActivation(), ()),
+        "percentile": (sc.Percentile(0.999), ()),
+        "opt": (sc.MaxActivation(), (shift,)),
+    }
+
+
+@pytest.mark.parametrize("name", sc.RECIPES)
+def test_a_recipe_knows_its_name(name: str) -> None:
+    assert sc.RECIPES[name]().name == name
+    assert find_recipe(name) == sc.RECIPES[name]()
+    assert getattr(sc, name) is sc.RECIPES[name]
+
+
+def test_options_reach_the_recipe() -> None:
+    recipe = sc.light(per_channel=False, pool_to_conv=True, threshold_images=7, calibration_images=3)
+    assert recipe.threshold == sc.MMSE(per_channel=False)
+    assert (recipe.pool_to_conv, recipe.threshold_images, recipe.calibration_images) == (True, 7, 3)
+    assert sc.percentile(q=0.9).threshold == sc.Percentile(0.9)
+    assert sc.advanced(iterations=7, lr=0.1).steps[-1] == sc.WeightCalibration(7, 0.1)
+    assert sc.advanced().calibration_images == 1024
+
+
+def test_recipes_can_be_compared_and_not_changed() -> None:
+    assert sc.light() == sc.light()
+    assert sc.light() != sc.light(per_channel=False)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sc.light().pool_to_conv = True  # type: ignore[misc]
+    assert sc.Recipe(MMSE, [sc.BiasShift()]).steps == (sc.BiasShift(),)
+
+
+shares = st.floats(0.0, 1.0)
+rules = st.one_of(
+    st.builds(sc.MaxActivation, st.booleans()),
+    st.builds(sc.Percentile, st.floats(0.01, 1.0), st.booleans()),
+    st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.floats(0, 0.99)),
+)
+steps = st.one_of(
+    st.builds(sc.BiasShift, shares),
+    st.builds(sc.InitialPotential, shares),
+    st.builds(sc.BiasCalibration),
+    st.builds(sc.PotentialCalibration),
+    st.builds(sc.WeightCalibration, st.integers(0, 9999), st.floats(1e-9, 1.0), shares, st.integers(1, 256)),
+)
+recipes = st.builds(
+    sc.Recipe,
+    rules,
+    st.lists(steps, max_size=4),
+    st.text(max_size=10),
+    st.booleans(),
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+)
+
+
+@given(recipes)
+def test_recipes_survive_json(recipe: sc.Recipe) -> None:
+    assert sc.Recipe.from_json(recipe.to_json()) == recipe
+    assert sc.Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def edited(**changes: Any) -> str:
+    data = sc.light().to_dict() | changes
+    return json.dumps({key: value for key, value in data.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "this is not a recipe"),
+        ("{", "this is not a recipe"),
+        ("[]", "this is not a recipe"),
+        ("null", "this is not a recipe"),
+        ("{}", "this is not a recipe: 'version'"),
+        (edited(version=2), "version 2; this spikecal reads version 1"),
+        (edited(threshold=...), "this is not a recipe: 'threshold'"),
+        (edited(steps=3), "this is not a recipe"),
+        (edited(colour="red"), "colour"),
+        (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of MMSE, "),
+        (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
+        (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
+        (edited(threshold={"kind": "MMSE", "shape": 1}), "shape"),
+        (edited(threshold="MMSE"), "this is not a recipe"),
+        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: 'kind'"),
+        (edited(calibration_images=0), "at least one image"),
+        (edited(calibration_images="many"), "this is not a recipe"),
+    ],
+)
+def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(sc.CalibrationError, match=message):
+        sc.Recipe.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"threshold": {"kind": "BiasShift"}}, {"steps": [{"kind": "MMSE"}]}],
+    ids=["step as rule", "rule as step"],
+)
+def test_a_part_in_the_wrong_place_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(sc.CalibrationError):
+        sc.Recipe.from_json(edited(**changes))
+
+
+class OfOnesOwn:
+    def apply(self, layer: Any) -> None:
+        """Nothing."""
+
+
+def test_a_step_of_ones_own_cannot_be_written_down() -> None:
+    with pytest.raises(sc.CalibrationError, match="OfOnesOwn is not a part of spikecal"):
+        sc.Recipe(MMSE, (OfOnesOwn(),)).to_json()
+
+
+@pytest.mark.parametrize("field", ["threshold_images", "calibration_images"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_recipe_without_images_is_refused(field: str, count: int) -> None:
+    with pytest.raises(sc.CalibrationError, match="at least one image"):
+        sc.light(**{field: count})
+
+
+@pytest.mark.parametrize("make", sc.RECIPES.values(), ids=sc.RECIPES)
+def test_an_option_that_does_not_exist_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="colour"):
+        make(colour="red")
