@@ -96,18 +96,11 @@ def test_a_model_is_converted_in_its_own_precision() -> None:
     assert distance([snn.ann(x)], [model(x.double())]) < 1e-12
 
 
-@pytest.mark.parametrize("recipe", sc.RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
-def test_half_precision_is_converted_or_refused(dtype: torch.dtype, recipe: str) -> None:
-    options = {"iterations": 3} if recipe == "advanced" else {}
-    (x,) = example("mlp", 8)
-    try:
-        snn = sc.convert(shell(captured("mlp").map_tensors(lambda t: t.to(dtype))), x, T, sc.RECIPES[recipe](**options))
-    except sc.SpikecalError:
-        return
-    assert snn(x).dtype == dtype
-    assert bool(torch.isfinite(snn(x)).all())
+@pytest.mark.parametrize("name", ["mlp", "resnet_block"])
+def test_half_precision_is_refused_with_the_remedy(name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=rf"computes in {dtype}; convert it with model.float\(\) first"):
+        sc.convert(make(name).to(dtype), [example(name, 8)], T)
 
 
 # ---------------------------------------------------------------------- determinism

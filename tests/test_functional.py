@@ -156,13 +156,6 @@ def test_bits_survive_heights_that_are_not_exact(T: int, height: float) -> None:
     assert torch.equal(unpack_bits(pack_bits(laid_out, theta), T, theta), spikes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_bits_survive_in_every_precision(dtype: torch.dtype) -> None:
-    height = torch.tensor([0.37, 1.0, 2.9], dtype=dtype)
-    spikes = (torch.rand(16, 20, 3) < 0.5) * height
-    assert torch.equal(unpack_bits(pack_bits(spikes, height), 16, height), spikes)
-
-
 @given(trains)
 def test_mean_over_time(train: list[list[float]]) -> None:
     np.testing.assert_allclose(mean_over_time(tensor(train)), np.mean(train, 0), rtol=1e-15, atol=1e-15)

@@ -172,6 +172,7 @@ def _graph_and_images(model: Model, batches: Iterable[Any], limit: int) -> tuple
     parameter = next(model.parameters(), images[0])
     images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
     graph = capture(model, [x[:2] for x in images])
+    check_tensors(graph)
     check_twin(model, graph, [x[:2] for x in images])
     return graph, images
 
