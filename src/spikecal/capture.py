@@ -30,9 +30,9 @@ from .rules import REMEDIES, RULES, Call, Refusal, Refuse, call_site, op_name, p
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
     """The graph of a model, exactly as it computes in eval mode. `example` is a batch of inputs for an nn.Module."""
     program = model if isinstance(model, ExportedProgram) else export(model, example)
-    with _quiet():
+    with _quiet(), torch.random.fork_rng(devices=[]):
         program = program.run_decompositions({})  # no decomposition, but in-place operations become pure
-    return _Importer(program).graph()
+        return _Importer(program).graph()
 
 
 def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
@@ -56,9 +56,10 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
 
 def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> Any:
     parameters = list(inspect.signature(model.forward).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return (tuple({0: batch} for _ in example),)
-    return tuple({0: batch} for _ in example)
+    named = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    shapes = tuple({0: batch} for _ in example)
+    starred = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return (*shapes[:named], shapes[named:]) if starred else shapes
 
 
 @contextmanager
@@ -151,6 +152,11 @@ class _Importer:
             _Leaf(self._leaf(value, "output" if len(returned) == 1 else f"output.{i}"))
             for i, value in enumerate(returned)
         ]
+        if any(s.kind is OutputKind.BUFFER_MUTATION for s in specs):
+            raise UnsupportedModelError(
+                "the model changes its own buffers in forward(), so it is not a function of its inputs; "
+                "a spiking network cannot do that"
+            )
         if not any(isinstance(leaf.meaning, int) for leaf in leaves):
             raise UnsupportedModelError("the model's result does not depend on the images")
         spec = self.program.call_spec.out_spec
@@ -170,6 +176,8 @@ class _Importer:
         return {"constant": source}
 
     def _call(self, node: fx.Node) -> None:
+        if "val" not in node.meta and not node.users:
+            return  # a check that torch adds for itself
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
         if _mentions(args, _REFUSED) or _mentions(kwargs, _REFUSED):
             self.env[node] = _REFUSED  # its source is already on the list

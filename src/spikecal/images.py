@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import CalibrationError, DataError
+from .errors import CalibrationError, DataError, UnsupportedModelError
 from .graph import Graph
 
 Inputs = tuple[Tensor, ...]
@@ -19,7 +19,10 @@ def count_inputs(model: nn.Module) -> int:
     """How many positional arguments forward() needs."""
     parameters = inspect.signature(model.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return max(1, sum(p.kind in kinds and p.default is p.empty for p in parameters))
+    count = sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    if not count and any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise UnsupportedModelError("forward(*inputs) does not tell how many inputs the model has; name them")
+    return max(1, count)
 
 
 def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
@@ -89,6 +92,8 @@ def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
             raise DataError(f"input {node.name!r} must have shape (batch, {wanted}), not {tuple(x.shape)}")
         if not x.is_floating_point():
             raise DataError(f"input {node.name!r} must be floating point, scaled as in training, not {x.dtype}")
+    if not all(bool(torch.isfinite(x).all()) for x in inputs):
+        raise DataError("the images hold NaN or infinite values; check the preprocessing")
     if len({len(x) for x in inputs}) > 1:
         raise DataError(f"the inputs hold different numbers of images: {[len(x) for x in inputs]}")
     return tuple(_laid_out(x.detach().to(graph.device, graph.dtype)) for x in inputs)

@@ -86,8 +86,10 @@ class SpikingNetwork:
         parts = [run(chunk) for chunk in zip(*(x.split(size) for x in images), strict=True)]
         return self.graph.unflatten([torch.cat(p, dim) for p in zip(*parts, strict=True)])
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+    def to(self, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move to a device or to another precision, in place."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
         done: dict[int, Tensor] = {}
 
         def move(t: Tensor) -> Tensor:  # a tensor that ANN and SNN share stays shared

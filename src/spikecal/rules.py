@@ -284,11 +284,14 @@ def _clamp(c: Call) -> str:
 
 
 def _shifted_activation(c: Call, x: str, low: float, cap: float | None) -> str:
-    dtype, shape = c.out.dtype, (1,) * (c.out.ndim - 1)
+    def constant(name: str, value: float) -> str:
+        shape = (1,) * (c.out.ndim - 1)
+        return c.keep(name, torch.full(shape, value, dtype=c.out.dtype, device=c.out.device))
+
     if low:
-        x = c.add(Scale(None, c.keep("below", torch.full(shape, -low, dtype=dtype))), x)
-    x = c.add(Activation(None if cap is None else c.keep("cap", torch.full(shape, cap, dtype=dtype))), x)
-    return c.add(Scale(None, c.keep("above", torch.full(shape, low, dtype=dtype))), x) if low else x
+        x = c.add(Scale(None, constant("below", -low)), x)
+    x = c.add(Activation(None if cap is None else constant("cap", cap)), x)
+    return c.add(Scale(None, constant("above", low)), x) if low else x
 
 
 @_rule(aten.threshold.default)
@@ -328,7 +331,7 @@ def _sum(c: Call, x: Any, y: Any, alpha: float) -> str:
         return c.add(Add(float(alpha)), x, y)
     if isinstance(x, str):
         return c.add(Scale(None, c.keep("shift", _of_sample(c, y) * alpha)), x)
-    minus = torch.full((1,) * (c.out.ndim - 1), float(alpha), dtype=c.out.dtype)
+    minus = torch.full((1,) * (c.out.ndim - 1), float(alpha), dtype=c.out.dtype, device=c.out.device)
     return c.add(Scale(None if alpha == 1 else c.keep("scale", minus), c.keep("shift", _of_sample(c, x))), y)
 
 
@@ -358,7 +361,7 @@ def _of_sample(c: Call, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         if not isinstance(value, (int, float)):
             raise Refuse("it computes with the batch size")
-        return torch.full((1,) * ndim, float(value), dtype=c.out.dtype)
+        return torch.full((1,) * ndim, float(value), dtype=c.out.dtype, device=c.out.device)
     constant: Tensor = value.to(c.out.dtype)
     if constant.ndim > ndim:
         if constant.shape[0] != 1:
@@ -388,7 +391,7 @@ def _filled(c: Call) -> str:
     name = op_name(c.node)
     fill = c["fill_value"] if "full" in name else float("ones" in name)
     anchor = c.importer.nodes[0].name
-    value = torch.full(tuple(c.out.shape[1:]), fill, dtype=c.out.dtype)
+    value = torch.full(tuple(c.out.shape[1:]), fill, dtype=c.out.dtype, device=c.out.device)
     return c.add(Constant(c.keep("value", value)), anchor)
 
 
