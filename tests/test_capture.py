@@ -339,18 +339,13 @@ def test_active_dropout_in_an_exported_program_is_refused() -> None:
         capture(program)
 
 
-def test_forward_with_optional_and_starred_arguments() -> None:
+def test_forward_with_optional_arguments() -> None:
     class Optional(nn.Module):
         def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
             return x.relu() * scale
 
-    class Starred(nn.Module):
-        def forward(self, *x: Tensor) -> Tensor:
-            return x[0].relu()
-
     x = torch.tensor([[-1.0, 1.0], [2.0, -2.0]])
     assert sc.convert(Optional(), x, T=2).ann(x).tolist() == [[0.0, 2.0], [4.0, 0.0]]
-    assert sc.convert(Starred(), x, T=2).ann(x).tolist() == [[0.0, 1.0], [2.0, 0.0]]
 
 
 # ---------------------------------------------------------------------- exported programs

@@ -174,6 +174,13 @@ def test_a_spiking_network_can_be_calibrated_anew(tmp_path: Path) -> None:
         assert same(anew, direct, "resnet_block")
 
 
+def test_a_network_calibrated_anew_keeps_its_recipe() -> None:
+    mine = sc.Recipe(sc.MaxActivation(), (sc.InitialPotential(),), name="mine")
+    snn = mlp(inputs("mlp", 4), recipe=mine)
+    assert sc.convert(snn, inputs("mlp", 4), 3).recipe == mine
+    assert sc.convert(snn, inputs("mlp", 4), 3, "light").recipe == sc.light()
+
+
 def test_a_binary_network_can_be_calibrated_anew() -> None:
     x, other = inputs("resnet_block", 16), inputs("resnet_block", 3, seed=7)
     anew = sc.convert(converted("resnet_block").binary(), [x], 6)
@@ -257,7 +264,7 @@ def test_something_that_is_no_model_is_refused(model: Any) -> None:
         sc.convert(model, inputs("mlp", 4), T)
 
 
-@pytest.mark.parametrize("recipe", ["heavy", "", 3, None])
+@pytest.mark.parametrize("recipe", ["heavy", "", 3])
 def test_an_unknown_recipe_is_refused_with_the_known_ones(recipe: Any) -> None:
     with pytest.raises(sc.CalibrationError, match=f"there is no recipe {recipe!r}; choose one of plain, light, "):
         mlp(inputs("mlp", 4), recipe=recipe)

@@ -84,7 +84,7 @@ class WeightCalibration:
         weights = {name: layer.graph.tensors[name].clone().requires_grad_() for name in layer.weights}
         if not weights or not self.iterations:
             return
-        before = self._loss(layer, inputs, target, weights)
+        before = self._mean_loss(layer, inputs, target, weights)
         optimizer = torch.optim.SGD(list(weights.values()), self.lr, self.momentum)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.iterations)
         for batch in self.batches(len(target)):
@@ -94,7 +94,7 @@ class WeightCalibration:
             loss.backward()
             optimizer.step()
             schedule.step()
-        after = self._loss(layer, inputs, target, weights)
+        after = self._mean_loss(layer, inputs, target, weights)
         if not after < before:  # also where it is not a number
             warnings.warn(
                 f"weights calibration at {layer.segment.site.name!r} would raise the error from {float(before):.3g} to "
@@ -114,6 +114,14 @@ class WeightCalibration:
                 order = torch.randperm(images, generator=generator)
             yield order[:size]
             order = order[size:]
+
+    def _mean_loss(self, layer: Layer, inputs: dict[str, Tensor], target: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """The loss over all images, some at a time."""
+        parts = [slice(i, i + self.batch_size) for i in range(0, len(target), self.batch_size)]
+        losses = [
+            self._loss(layer, {k: x[p] for k, x in inputs.items()}, target[p], weights) * len(target[p]) for p in parts
+        ]
+        return torch.stack(losses).sum() / len(target)
 
     @staticmethod
     def _loss(layer: Layer, inputs: dict[str, Tensor], target: Tensor, weights: dict[str, Tensor]) -> Tensor:

@@ -53,8 +53,9 @@ def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:
 
 
 def _widest(graph: Graph, nodes: Iterable[Node]) -> int:
-    """Bytes of the largest value of one image at one step."""
-    return max(max(prod(n.shape) for n in nodes) * graph.dtype.itemsize, 1)
+    """Bytes of the largest value of one image at one step, among what the nodes read and give."""
+    names = {name for n in nodes for name in (n.name, *n.inputs)}
+    return max(max(prod(graph.by_name[name].shape) for name in names) * graph.dtype.itemsize, 1)
 
 
 def peak_bytes(graph: Graph, T: int, nodes: Iterable[Node] | None = None) -> int:
@@ -66,7 +67,8 @@ def peak_bytes(graph: Graph, T: int, nodes: Iterable[Node] | None = None) -> int
     now = peak = sum(size[i] for i in {i for n in order for i in n.inputs if i not in inside})
     for node in order:
         now += size[node.name]
-        peak = max(peak, now + 2 * size[node.name])  # potentials, thresholds and temporary results
+        # potentials and thresholds of a neuron, or the copy in another layout that an operation makes of its input
+        peak = max(peak, now + 2 * max(size[name] for name in (node.name, *node.inputs)))
         for name in (i for i in node.inputs if i in inside):
             waiting[name] -= 1
             now -= 0 if waiting[name] else size[name]

@@ -179,7 +179,7 @@ class _LeastError:
 
     @property
     def nbytes(self) -> int:
-        return 16 * (self.cells + 1) if self.top is not None else 8
+        return 40 * (self.cells + 1) if self.top is not None else 8  # counts, sums, and what errors() makes of them
 
     def update(self, x: Tensor) -> None:
         if not self.final:

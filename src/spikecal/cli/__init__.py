@@ -143,9 +143,12 @@ def convert(
     weights: Weights = None,
     T: Annotated[int, typer.Option("-T", min=1, help="Time steps.")] = 32,
     recipe: Annotated[
-        str,
-        typer.Option(help="plain, light, advanced, max_activation, percentile or opt; or a .json file."),
-    ] = "light",
+        str | None,
+        typer.Option(
+            help="plain, light, advanced, max_activation, percentile or opt; or a .json file. "
+            "Default: light, or a .spk file's own."
+        ),
+    ] = None,
     pool_to_conv: PoolToConv = False,
     images: Annotated[
         int | None, typer.Option(min=1, help="Calibrate with this many images, not what the recipe says.")
@@ -178,9 +181,9 @@ def convert(
     from .model import find_model
     from .tables import conversion_tables
 
-    chosen = _recipe(recipe, pool_to_conv, images)
     budget(memory)  # a wrong one is reported before the long work
     found = find_model(model, weights)
+    chosen = _recipe(recipe, found, pool_to_conv, images)
     wanted = max(chosen.threshold_images, chosen.calibration_images)
     split = split or _default_split(data, "train")
     loaded = load_data(data, split=split, limit=wanted, seed=seed, **pixels)
@@ -230,6 +233,10 @@ def evaluate(
     snn = load(network)
     split = split or _default_split(data, "test")
     loaded = load_data(data, split=split, limit=limit, seed=seed, **pixels)
+    if loaded.classes and (len(loaded.classes),) != snn.graph.outputs[0].shape:
+        outputs = "×".join(map(str, snn.graph.outputs[0].shape))
+        say(f"the data has {len(loaded.classes)} class folders, the network {outputs} outputs: labels are the ranks of")
+        say("the sorted folder names, so a missing class shifts those behind it")
     result = evaluate_network(snn, loaded.batches(), progress=sys.stderr.isatty())
     found = {"network": str(network), "data": data, "split": split, **result.to_dict()}
     if output is not None:
@@ -267,14 +274,17 @@ def _preprocessing(size: int | None, crop: int | None, mean: str | None, std: st
     return {"size": size, "crop": crop, "mean": numbers("--mean", mean), "std": numbers("--std", std)}
 
 
-def _recipe(name: str, pool_to_conv: bool, images: int | None) -> Recipe:
-    """A recipe by name or from a file, with what the command line changes in it."""
+def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | None) -> Recipe:
+    """A recipe by name, from a file or the model's own, with what the command line changes in it."""
     from dataclasses import replace
 
     from ..errors import CalibrationError
+    from ..network import SpikingNetwork
     from ..recipes import Recipe, find_recipe
 
-    if name.endswith(".json"):
+    if name is None:
+        recipe = model.recipe if isinstance(model, SpikingNetwork) else find_recipe("light")
+    elif name.endswith(".json"):
         try:
             recipe = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as e:
