@@ -43,7 +43,7 @@ RECIPES: dict[str, sc.Recipe] = {
     "light (MMSE + BC)": sc.light(per_channel=False),
     "light (MMSE* + BC)": sc.light(),
     "MMSE* + PC": sc.Recipe(CHANNELS, (SHIFT, sc.PotentialCalibration())),
-    "advanced (MMSE* + PC + WC)": sc.advanced(iterations=200, calibration_images=256),
+    "advanced (MMSE* + PC + WC)": sc.advanced(iterations=200, lr=1e-2, calibration_images=256),
 }
 FIELDS = (
     "network",
