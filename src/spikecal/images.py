@@ -100,5 +100,5 @@ def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Images with the channels last in memory: two to four times faster to convolve on a CPU, and kept so by torch."""
+    """Images with the channels last in memory: faster to convolve on a CPU, and torch keeps them so."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
