@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,23 @@ def convert(
     check_tensors(ann)
     ann.check()
     images = fit_inputs(ann, images)
-    thresholds = find_thresholds(
-        ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, limit, progress
-    )
-    replay = Replay(ann, _pick(images, recipe.calibration_images, seed), T, limit)
+    watched = [x[: recipe.threshold_images] for x in images]
+    thresholds = find_thresholds(ann, watched, recipe.threshold, T, limit, progress)
+    return calibrate(ann, thresholds, _pick(images, recipe.calibration_images, seed), T, recipe, limit, progress)
+
+
+@torch.no_grad()
+def calibrate(
+    ann: Graph,
+    thresholds: Mapping[str, Tensor],
+    images: Sequence[Tensor],
+    T: int,
+    recipe: Recipe,
+    memory: int,
+    progress: bool = False,
+) -> SpikingNetwork:
+    """Layer by layer: replay the segment on the spikes of the layers before it, correct it, fire (Algorithm 1)."""
+    replay = Replay(ann, images, T, memory)
     sites, statistics = dict[str, Site](), dict[str, LayerStatistics]()
     for segment in track(replay.segments, "calibrating", len(replay.segments), progress):
         node = segment.site
