@@ -18,6 +18,7 @@ PACKAGE = Path(spikecal.__file__).parent
 #: From the ground up: a module may import only what stands in front of it.
 ORDER = [
     "errors",
+    "native",
     "functional",
     "progress",
     "thresholds",
@@ -30,6 +31,7 @@ ORDER = [
     "preparation",
     "capture",
     "simulation",
+    "engine",
     "replay",
     "calibration",
     "recipes",
