@@ -16,9 +16,10 @@ import spikecal as sc
 import zoo
 from helpers import converted, inputs, spike_trains, twin_of
 from spikecal import native
-from spikecal.engine import PackedSpikes, lowered
+from spikecal.engine import lowered
 from spikecal.functional import integrate_and_fire
 from spikecal.simulation import count_work
+from spikecal.values import PackedSpikes
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not compiled")
 NETS = [*zoo.ZOO, *zoo.MAXPOOL]

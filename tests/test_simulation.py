@@ -18,7 +18,8 @@ from helpers import converted, dense_graph, distance, inputs, neuron_dict, shell
 from spikecal.capture import capture
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation, Conv, Input, Linear, Output, Peak
-from spikecal.simulation import Neurons, Value, count_work, run_ann, run_snn, snn_program
+from spikecal.simulation import Neurons, count_work, run_ann, run_snn, snn_program
+from spikecal.values import Value
 
 STEPS: dict[str, tuple[Any, ...]] = {
     "thresholds only": (),

@@ -18,11 +18,12 @@ from torch import Tensor
 from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
+from .kernels import choose, conv_form, padded_threshold, two
 from .ops import Activation, AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
-from .simulation import Instruction, Neurons, Site, State, Value, note_work, snn_program
+from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
+from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
 
 ENGINES = ("auto", "dense", "event")
-USUAL_RATE = 0.1  # where no firing rate has been measured
 
 
 def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], engine: str) -> list[Instruction]:
@@ -45,53 +46,6 @@ def _needed(program: list[Instruction]) -> list[Instruction]:
             kept.append(step)
             read.update(step.reads)
     return kept[::-1]
-
-
-class PackedSpikes(Value):
-    """Spikes as bits, channels last; floats are made of them when somebody asks."""
-
-    def __init__(self, bits: Tensor, height: Tensor, shape: tuple[int, ...]) -> None:
-        fields = {"bits": bits, "constant": False, "channel_height": height, "shape": shape}
-        fields["height"] = height.reshape(-1, *(1,) * (len(shape) - 1))
-        self.__dict__.update(fields)
-
-    bits: Tensor  # (t, B, H, W, words)
-    channel_height: Tensor  # (C,)
-    shape: tuple[int, ...]  # of a sample
-
-    @property
-    def images(self) -> int:
-        return self.bits.shape[1]
-
-    @cached_property
-    def data(self) -> Tensor:
-        dense = native.unpack(self.bits, self.channel_height)  # (t, B, H, W, C)
-        return dense.permute(0, 1, 4, 2, 3).reshape(*dense.shape[:2], *self.shape)
-
-
-def bits_of(value: Value) -> Tensor:
-    """Spikes of any kind as bits, (t, B, H, W, words)."""
-    if isinstance(value, PackedSpikes):
-        return value.bits
-    channels, height, width = image_shape(value.data.shape[2:])
-    images = value.data.reshape(*value.data.shape[:2], channels, height, width)
-    return native.pack_spikes(images.permute(0, 1, 3, 4, 2))
-
-
-def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """A sample of up to three axes as (channels, height, width)."""
-    channels, *space = shape
-    return (channels, *(1,) * (2 - len(space)), *space)  # type: ignore[return-value]
-
-
-def _is_image(shape: Sequence[int]) -> bool:
-    return 1 <= len(shape) <= 3
-
-
-def channels_last(x: Tensor, shape: Sequence[int], channels: int) -> Tensor:
-    """(B, *shape) -> (B, H, W, padded channels), contiguous."""
-    x = x.expand(x.shape[0], *shape).reshape(x.shape[0], *image_shape(shape)).permute(0, 2, 3, 1)
-    return torch.nn.functional.pad(x, (0, native.padded(channels) - channels)).contiguous()
 
 
 @dataclass(frozen=True)
@@ -131,10 +85,7 @@ class _Layer:
 
     @cached_property
     def threshold(self) -> Tensor:
-        """(padded C,): what is only padding never fires."""
-        channels = image_shape(self.node.shape)[0]
-        theta = self.neurons.threshold.reshape(-1).expand(channels)
-        return torch.nn.functional.pad(theta, (0, native.padded(channels) - channels), value=torch.inf).contiguous()
+        return padded_threshold(self.neurons.threshold, image_shape(self.node.shape)[0])
 
     @cached_property
     def bias(self) -> Tensor:
@@ -202,7 +153,7 @@ class _Planner:
                 self.heights[node.name] = height
 
     def _height(self, node: Node) -> Tensor | None:
-        if not _is_image(node.shape):
+        if not is_image(node.shape):
             return None
         if isinstance(node.op, MaxPool | AdaptiveMaxPool):
             return self.heights.get(node.inputs[0])
@@ -252,9 +203,7 @@ class _Planner:
     def _conv(self, name: str, others: Sequence[_ConvTerm]) -> _ConvTerm | None:
         """The convolution or linear layer as the kernels do it, unless they cannot or torch is faster."""
         node = self.graph.by_name[name]
-        if not isinstance(node.op, Conv | Linear) or not _is_image(node.shape) or not self._alone(name):
-            return None
-        if isinstance(node.op, Conv) and (node.op.transposed or len(node.op.stride) > 2):
+        if not isinstance(node.op, Conv | Linear) or not is_image(node.shape) or not self._alone(name):
             return None
         if isinstance(node.op, Linear) and len(node.shape) != 1:
             return None
@@ -270,12 +219,15 @@ class _Planner:
             weight = weight.unsqueeze(2)
         if events is None:
             return None
-        form = self._form(node, events, weight)
+        source = self.graph.by_name[events.source].shape
+        form = conv_form(node.op, weight.shape[2:], source, node.shape[0], events.window, events.hop)
         if form is None or any(c.form.groups != form.groups for c in others):
             return None
-        best = _choose(form, node, self.rates.get(events.source, USUAL_RATE))
+        best = choose(form, node.shape[0], self.rates.get(events.source, USUAL_RATE))
         if best == "dense" and not self.always:
             return None
+        if self.always and best != "depthwise":
+            best = "events"
         form.tables = int(best == "tables")
         height = self.heights[events.source] / prod(events.window)
         packed = native.pack_weights(form, node.shape[0], weight, height)
@@ -298,59 +250,9 @@ class _Planner:
         if isinstance(node.op, AdaptiveAvgPool) and prod(node.op.size) == 1:
             return _Events(node.inputs[0], whole, whole)
         if isinstance(node.op, AvgPool) and not any(node.op.padding) and not node.op.ceil_mode and not node.op.divisor:
-            return _Events(node.inputs[0], _two(node.op.kernel, 1), _two(node.op.stride, 1))
+            return _Events(node.inputs[0], two(node.op.kernel, 1), two(node.op.stride, 1))
         return None
 
     def _channels(self, name: str) -> int:
         shape = self.graph.by_name[name].shape
         return shape[0] if shape else 0
-
-    def _form(self, node: Node, events: _Events, weight: Tensor) -> native.Conv | None:
-        op = node.op
-        channels, in_h, in_w = image_shape(self.graph.by_name[events.source].shape)
-        conv = op if isinstance(op, Conv) else Conv("")
-        form = native.Conv(
-            in_channels=channels,
-            in_h=in_h,
-            in_w=in_w,
-            window_h=events.window[0],
-            window_w=events.window[1],
-            hop_h=events.hop[0],
-            hop_w=events.hop[1],
-            map_h=(in_h - events.window[0]) // events.hop[0] + 1,
-            map_w=(in_w - events.window[1]) // events.hop[1] + 1,
-            kernel_h=weight.shape[2],
-            kernel_w=weight.shape[3],
-            groups=conv.groups,
-        )
-        form.stride_h, form.stride_w = _two(conv.stride, 1)
-        form.pad_h, form.pad_w = _two(conv.padding, 0)
-        form.dilation_h, form.dilation_w = _two(conv.dilation, 1)
-        depthwise = conv.groups == channels == node.shape[0] > 1
-        if depthwise and prod(events.window) > 1:
-            return None
-        if conv.groups > 1 and not depthwise and node.shape[0] // conv.groups % native.lanes():
-            return None  # a block of output channels would reach into the next group
-        return form
-
-
-def _two(sizes: Sequence[int], missing: int) -> tuple[int, int]:
-    """Sizes along height and width; a one-dimensional convolution runs along the width."""
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
-
-
-def _choose(form: native.Conv, node: Node, rate: float) -> str:
-    """The cheapest way to one output pixel, by nanoseconds measured on one machine: only their ratios matter."""
-    per_group = form.in_channels // form.groups
-    if form.groups > 1 and per_group == 1 and node.shape[0] == form.groups:
-        return "depthwise"
-    taps = form.kernel_h * form.kernel_w * per_group
-    vectors = max(1, node.shape[0] // 8)
-    pooled = form.window_h * form.window_w
-    events = 7 * form.kernel_h * form.groups + taps * rate * pooled * vectors * 0.5
-    tables = taps / 4 * vectors * 0.45
-    dense = taps * node.shape[0] * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + node.shape[0])
-    if pooled > 1 or per_group % 4 or (form.in_channels % 64 and form.groups > 1):
-        tables = float("inf")
-    costs = {"events": events, "tables": tables, "dense": dense}
-    return min(costs, key=lambda k: costs[k])

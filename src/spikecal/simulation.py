@@ -16,10 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .functional import increments, integrate_and_fire, mean_over_time
+from .functional import increments, integrate_and_fire
 from .graph import Graph, Node
-from .ops import Activation, Input, Max, Output, Peak
+from .kernels import can_scan, convolve, scan
+from .ops import Activation, Conv, Input, Linear, Max, Output, Peak
 from .segments import Segment
+from .values import PackedSpikes, Value
 
 
 @dataclass(frozen=True)
@@ -45,29 +47,6 @@ class Readout:
 
 
 Site = Neurons | Readout
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a node gives: the same at every step, or a train over time."""
-
-    data: Tensor  # (B, ...) if constant, else (t, B, ...)
-    constant: bool = True
-    height: Tensor | None = None  # of spikes: every element is 0 or this
-
-    @property
-    def images(self) -> int:
-        return self.data.shape[0 if self.constant else 1]
-
-    def dense(self, steps: int) -> Tensor:
-        """With time in the batch dimension: (t·B, ...)."""
-        if self.constant:
-            return self.data.expand(steps, *self.data.shape).flatten(0, 1)
-        return self.data.flatten(0, 1)
-
-    def mean(self) -> Tensor:
-        """Mean over the steps, (B, ...)."""
-        return self.data if self.constant else mean_over_time(self.data)
 
 
 @dataclass
@@ -113,6 +92,10 @@ def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, stat
         return Value(node.op.run(graph.tensors, *(v.data for v in inputs)))
     if isinstance(node.op, Peak):
         return _peak(node, inputs[0], state)
+    if isinstance(node.op, Conv | Linear) and isinstance(inputs[0], PackedSpikes):
+        current = convolve(node.op, graph.tensors, inputs[0], node.shape)
+        if current is not None:
+            return Value(current, constant=False)
     y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
     return Value(y.unflatten(0, (steps, -1)), constant=False)
 
@@ -137,9 +120,14 @@ def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:
     return value.data + bias
 
 
-def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None) -> tuple[Value, Tensor]:
-    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards."""
+def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: bool = False) -> tuple[Value, Tensor]:
+    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards.
+
+    `packed`: as bits, where the native kernels can.
+    """
     note_work(neurons=current.shape[0] * current.shape[1])
+    if packed and v is None and can_scan(current, neurons.threshold):
+        return scan(current, neurons.threshold, neurons.v0)
     spikes, v = integrate_and_fire(current, neurons.threshold, neurons.v0 if v is None else v)
     return Value(spikes, constant=False, height=neurons.threshold), v
 

@@ -87,6 +87,8 @@ def library() -> Any:
     lib.spikecal_pack.restype = None
     lib.spikecal_unpack.argtypes = (c_void_p, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_unpack.restype = None
+    lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p)
+    lib.spikecal_count.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
     lib.spikecal_run.argtypes = (POINTER(Layer),)
@@ -120,6 +122,14 @@ def unpack(bits: Tensor, height: Tensor) -> Tensor:
         bits.data_ptr(), pixels, len(height), height.data_ptr(), dense.data_ptr(), torch.get_num_threads()
     )
     return dense
+
+
+def count(bits: Tensor, height: Tensor) -> Tensor:
+    """(T, ..., words) -> (..., C): how often each neuron fires, times the height (C,) of its channel."""
+    counts = torch.empty(*bits.shape[1:-1], len(height))
+    pixels = counts.numel() // len(height)
+    library().spikecal_count(bits.data_ptr(), len(bits), pixels, len(height), height.data_ptr(), counts.data_ptr())
+    return counts
 
 
 def pack_spikes(dense: Tensor) -> Tensor:

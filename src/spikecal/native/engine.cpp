@@ -93,7 +93,22 @@ EXPORT void spikecal_unpack(const uint64_t* spikes, size_t pixels, int channels,
   });
 }
 
-// The inverse: every value but 0 is a spike.
+// How often each neuron fires in T steps: [T][neurons as bits] -> [pixels][channels], times the height.
+EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int channels, const float* height,
+                           float* counts) {
+  const int size = words(channels);
+  for (size_t q = 0; q < pixels; ++q, counts += channels) {
+    std::memset(counts, 0, channels * sizeof(float));
+    for (int t = 0; t < T; ++t) {
+      const uint64_t* pixel = spikes + ((size_t)t * pixels + q) * size;
+      for (int w = 0; w < size; ++w)
+        for (uint64_t bits = pixel[w]; bits; bits &= bits - 1) counts[w * 64 + __builtin_ctzll(bits)] += 1.0f;
+    }
+    for (int c = 0; c < channels; ++c) counts[c] *= height[c];
+  }
+}
+
+// Floats -> bits: every value but 0 is a spike.
 EXPORT void spikecal_pack_spikes(const float* dense, size_t pixels, int channels, uint64_t* spikes) {
   const int size = words(channels);
   for (size_t q = 0; q < pixels; ++q, dense += channels, spikes += size)
