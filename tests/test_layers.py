@@ -36,6 +36,7 @@ ORDER = [
     "engine",
     "replay",
     "calibration",
+    "closed_form",
     "recipes",
     "network",
     "normalisation",

@@ -118,7 +118,7 @@ def test_precision_can_be_changed() -> None:
     assert snn.graph.dtype == exact.dtype == torch.float64
     assert snn.float() is snn
     assert all(t.dtype == torch.float32 for g in (snn.graph, snn.source) for t in g.tensors.values())
-    assert all(t.dtype == torch.float32 for site in snn.sites.values() for t in vars(site).values())
+    assert all(t.dtype == torch.float32 for site in snn.sites.values() for t in site.tensors().values())
     assert snn(*x).dtype == torch.float32  # images of another precision are cast
     assert distance([snn.ann(*x).double()], [twin]) < 1e-5
     snn.double()
@@ -268,7 +268,7 @@ def test_dead_channels_have_a_threshold_and_no_nan(name: str, recipe: str) -> No
     for network in (snn, snn.binary()):
         assert all(bool(torch.isfinite(y).all()) for y in leaves(network.over_time(*x)))
     for site in snn.sites.values():
-        assert all(bool(torch.isfinite(t).all()) for t in vars(site).values())
+        assert all(bool(torch.isfinite(t).all()) for t in site.tensors().values())
         assert not isinstance(site, Neurons) or bool((site.threshold > 0).all())
     first = snn.graph.neurons[0]
     dead = [0, 2] if name == "dead_channels" else [0, 1, 2, 3]

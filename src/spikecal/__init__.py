@@ -10,9 +10,12 @@ if TYPE_CHECKING:
         InitialPotential as InitialPotential,
         NoEffectWarning as NoEffectWarning,
         PotentialCalibration as PotentialCalibration,
+        TemporalBias as TemporalBias,
+        TunedThreshold as TunedThreshold,
         WeightCalibration as WeightCalibration,
     )
     from .checkpoint import load as load
+    from .closed_form import ClosedFormWeights as ClosedFormWeights
     from .conversion import convert as convert
     from .errors import (
         CalibrationError as CalibrationError,
@@ -40,8 +43,10 @@ __version__ = "0.1.0"
 #: The public names by the module that holds them. They are imported when first used: the command line answers
 #: `--help` without waiting for torch.
 _NAMES = {
-    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration WeightCalibration",
+    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration TemporalBias "
+    "TunedThreshold WeightCalibration",
     "checkpoint": "load",
+    "closed_form": "ClosedFormWeights",
     "conversion": "convert",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
     "evaluation": "Evaluation LayerResult evaluate",

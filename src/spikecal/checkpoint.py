@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         {
             "graph": snn.graph.tensors,
             "source": snn.source.tensors,
-            **{f"site {name}": vars(site) for name, site in snn.sites.items()},
+            **{f"site {name}": site.tensors() for name, site in snn.sites.items()},
         }
     )
     header = {
@@ -41,6 +41,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         "recipe": snn.recipe.to_dict(),
         "graph": snn.graph.to_dict(),
         "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
+        "delays": {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)},
         "tensors": names,
     }
     text = json.dumps(header)
@@ -77,20 +78,25 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
     parts = {part: {k: tensors[stored] for k, stored in names.items()} for part, names in header["tensors"].items()}
     graph = Graph.from_dict(header["graph"], parts["graph"])
     source = Graph.from_dict(header["graph"], parts["source"])
-    sites = {n.name: _site(parts[f"site {n.name}"]) for n in graph.nodes if n.is_site}
+    sites = {n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name)) for n in graph.nodes if n.is_site}
     for node in (n for n in graph.nodes if n.is_site):
         if isinstance(sites[node.name], Readout) == (node in graph.neurons):
             raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
-        for t in vars(sites[node.name]).values():
-            torch.broadcast_to(t.to("meta"), node.shape)
+        for key, t in sites[node.name].tensors().items():
+            over_time = (header["T"],) if key == "temporal" else ()
+            torch.broadcast_to(t.to("meta"), (*over_time, *node.shape))
     if not isinstance(header["T"], int) or header["T"] < 1:
         raise ValueError(f"T is {header['T']!r}")
     statistics = {name: LayerStatistics(**s) for name, s in header["statistics"].items()}
     return SpikingNetwork(graph, source, sites, header["T"], Recipe.from_dict(header["recipe"]), statistics)
 
 
-def _site(parts: dict[str, Tensor]) -> Site:
-    return Neurons(**parts) if "threshold" in parts else Readout(**parts)
+def _site(parts: dict[str, Tensor], delay: Any) -> Site:
+    if "threshold" not in parts:
+        return Readout(**parts)
+    if not isinstance(delay, int) or delay < 0:
+        raise ValueError(f"a firing delay is {delay!r}")
+    return replace(Neurons(**parts), delay=delay)  # type: ignore[arg-type]
 
 
 def _store(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:

@@ -13,14 +13,27 @@ from .calibration import (
     InitialPotential,
     PotentialCalibration,
     Step,
+    TemporalBias,
+    TunedThreshold,
     WeightCalibration,
 )
+from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
 from .thresholds import MMSE, MaxActivation, Percentile, ThresholdRule
 
 _RULES = {cls.__name__: cls for cls in (MMSE, MaxActivation, Percentile)}
 _STEPS = {
-    cls.__name__: cls for cls in (BiasShift, InitialPotential, BiasCalibration, PotentialCalibration, WeightCalibration)
+    cls.__name__: cls
+    for cls in (
+        BiasShift,
+        InitialPotential,
+        BiasCalibration,
+        PotentialCalibration,
+        WeightCalibration,
+        ClosedFormWeights,
+        TemporalBias,
+        TunedThreshold,
+    )
 }
 _VERSION = 1
 
@@ -32,6 +45,7 @@ class Recipe:
     threshold: the rule for firing thresholds; steps: what corrects each layer, in this order.
     pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
     threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
+    delay: every layer begins to fire this many steps after its input begins; the latency grows, the spikes do not.
     """
 
     threshold: ThresholdRule
@@ -40,11 +54,14 @@ class Recipe:
     pool_to_conv: bool = False
     threshold_images: int = 1024
     calibration_images: int = 128
+    delay: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
         if min(self.threshold_images, self.calibration_images) < 1:
             raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
+        if self.delay < 0:
+            raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
     def to_dict(self) -> dict[str, Any]:
         data = {f.name: getattr(self, f.name) for f in fields(self)}

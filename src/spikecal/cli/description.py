@@ -97,7 +97,11 @@ def describe(captured: Graph, *, pool_to_conv: bool = False) -> NetworkDescripti
 
 def calibration_of(model: object) -> dict[str, Any]:
     """For a network that is already converted: for how many steps, and how."""
-    return {"T": model.T, "recipe": model.recipe.name} if isinstance(model, SpikingNetwork) else {}
+    return (
+        {"T": model.T, "latency": model.latency, "recipe": model.recipe.name}
+        if isinstance(model, SpikingNetwork)
+        else {}
+    )
 
 
 def _folded_into(captured: Graph, graph: Graph) -> dict[str, list[str]]:
@@ -234,6 +238,7 @@ def conversion_summary(snn: SpikingNetwork, file: str, images: int, seconds: flo
     return {
         "file": file,
         "T": snn.T,
+        "latency": snn.latency,
         "recipe": snn.recipe.to_dict(),
         "images": images,
         "seconds": round(seconds, 3),

@@ -132,8 +132,9 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
         yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
         snn, ann = (_with_error(share, result.images) for share in (result.accuracy, result.ann_accuracy))
+        steps = f"T = {result.T}" + (f", latency {result.latency}" if result.latency > result.T else "")
         yield Text.assemble(
-            (f"SNN {snn}", "bold"), f" (T = {result.T}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
+            (f"SNN {snn}", "bold"), f" ({steps}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
             f"same answer on {_percent(result.agreement)}"
         )  # fmt: skip
     yield _time_table(result)
@@ -151,7 +152,7 @@ def powers_of_two(T: int) -> list[int]:
 
 
 def _time_table(result: Evaluation) -> Table:
-    steps = [str(t) for t in powers_of_two(result.T)]
+    steps = [str(t) for t in powers_of_two(result.latency)]
     table = _table("", "after step", *steps, right=steps)
     for name, shares in (("accuracy", result.accuracy_over_time), ("agreement", result.agreement_over_time)):
         if shares:
