@@ -291,8 +291,19 @@ def test_a_memory_budget_too_small_is_refused_with_what_is_needed() -> None:
     x = inputs("unet", 8)
     with pytest.raises(sc.CalibrationError, match=r"too small at '.*': it needs \d+ MiB; raise memory=") as caught:
         sc.convert(shell(captured("unet")), [x], 64, sc.max_activation(), memory="1MiB")
+    site = str(caught.value).split("'")[1]
     needed = str(caught.value).split("needs ")[1].split(" MiB")[0]
     assert int(needed) > 1
+    with pytest.raises(sc.CalibrationError, match="too small at '(?!" + site + "')"):  # at another site
+        sc.convert(shell(captured("unet")), [x], 64, sc.max_activation(), memory=f"{needed}MiB")
+
+
+def test_a_memory_budget_too_small_for_the_images_is_refused_with_what_is_needed() -> None:
+    (x,) = inputs("mlp", 2000)
+    recipe = sc.max_activation(threshold_images=2000)
+    with pytest.raises(sc.CalibrationError, match="2000 images need a memory budget of 1 MiB; raise memory=, or take"):
+        mlp(x, recipe=recipe, memory=300_000)
+    assert mlp(x, recipe=recipe, memory="1MiB").T == T
 
 
 # ---------------------------------------------------------------------- context

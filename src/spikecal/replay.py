@@ -38,11 +38,11 @@ class _Store:
             data = unpack_bits(data, T, self.height)
         return Value(data, constant=False, height=self.height)
 
-    def mean(self, T: int) -> Tensor:
-        """Mean over time for every image, (N, ...)."""
+    def mean(self, part: slice, T: int) -> Tensor:
+        """Mean over time for each of these images, (B, ...)."""
         if self.height is not None:
-            return count_spikes(self.data, T) * (self.height / T)
-        return self.data if self.constant else mean_over_time(self.data)
+            return count_spikes(self.data[:, part], T) * (self.height / T)
+        return self.data[part] if self.constant else mean_over_time(self.data[:, part])
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,21 @@ class Layer:
             total += (self.target(part) - self.output(values).mean()).sum(0, dtype=torch.float64)
         return (total / self._replay.images).to(self.graph.dtype)
 
-    def mean_inputs(self) -> dict[str, Tensor]:
-        """Mean over time of what the segment reads, for every image, (N, ...)."""
-        return {name: self._replay.store[name].mean(self.T) for name in self.segment.frontier}
+    def mean_inputs(self, batch: int) -> dict[str, Tensor]:
+        """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time."""
+        means: dict[str, Tensor] = {}
+        for part in self._replay.parts(self.segment, beside=self._training_bytes(batch)):
+            for name in self.segment.frontier:
+                self._replay.write(means, name, part, self._replay.store[name].mean(part, self.T))
+        return means
+
+    def _training_bytes(self, batch: int) -> int:
+        """Mean inputs of all images; of a batch, all values with their gradients; three more of each weight."""
+        nodes, item = (*self.segment.nodes, self.segment.site), self.graph.dtype.itemsize
+        inputs = sum(prod(self.graph.by_name[name].shape) for name in self.segment.frontier) * item
+        values = sum(prod(node.shape) for node in nodes) * item
+        weights = sum(self.graph.tensors[name].nbytes for name in self.weights)
+        return inputs * (self._replay.images + batch) + 3 * values * batch + 3 * weights
 
     def current(self, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
         """The segment as a function of mean inputs and weights: averaging commutes with affine maps."""
@@ -148,7 +160,7 @@ class Replay:
                 segment.site.op.run(self.ann_graph.tensors, found[segment.source].data)
             )  # the activation
             for name in self.kept(segment):
-                self._write(self.ann, name, part, found[name].data)
+                self.write(self.ann, name, part, found[name].data)
         return Layer(self, segment, site)
 
     def finish(self, layer: Layer) -> LayerStatistics:
@@ -168,7 +180,7 @@ class Replay:
                 value = values[name]
                 heights[name], constant[name] = value.height, value.constant
                 data = value.data if value.height is None else pack_bits(value.data, value.height)
-                self._write(stored, name, part, data, axis=0 if value.constant else 1)
+                self.write(stored, name, part, data, axis=0 if value.constant else 1)
         self.store |= {name: _Store(stored[name], constant[name], heights[name]) for name in stored}
         self._drop(layer.segment)
         fires = isinstance(layer.site, Neurons)
@@ -178,15 +190,16 @@ class Replay:
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:
         return {name: self.store[name].images(part, self.T) for name in segment.frontier}
 
-    def parts(self, segment: Segment, steps: int | None = None) -> list[slice]:
-        """The images in chunks that fit into what the cached trains leave of the memory budget."""
-        free = self.memory * 3 // 4 - self.cached_bytes(segment)  # a quarter is for currents that are kept
+    def parts(self, segment: Segment, steps: int | None = None, beside: int = 0) -> list[slice]:
+        """The images in chunks that fit into what the cached trains, and bytes beside them, leave of the budget."""
+        free = self.memory * 3 // 4 - self.cached_bytes(segment) - beside  # a quarter is for currents that are kept
         nodes = (*segment.nodes, segment.site)
         each = peak_bytes(self.graph, steps or self.T, nodes)
         if free < each:
+            needed = (self.memory * 3 // 4 - free + each) * 4 / 3
             raise CalibrationError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
-                f"{(self.memory - free + each) / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
+                f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
             )
         size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes)
         return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]
@@ -218,7 +231,7 @@ class Replay:
             for name in [n for n in cache if self._last.get(n, -1) <= index]:
                 del cache[name]
 
-    def _write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
+    def write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
         if name not in into:
             into[name] = _resized(data, axis, self.images)
         into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+SCRATCH = 64  # bytes that an update needs beside each value that it takes in, at most
+
 
 class Accumulator(Protocol):
     """Watches the activations of one site, arranged as (rows, values): one row a channel, or one in all."""
@@ -101,7 +103,7 @@ class _Quantile:
     dtype: torch.dtype = torch.float32
 
     DIGIT = 11
-    nbytes: int = 8 * 2**11
+    nbytes: int = 24 * 2**11  # counts, those of the images in hand, and their sum
 
     def update(self, x: Tensor) -> None:
         x = x.relu() + 0.0  # no negative zero
