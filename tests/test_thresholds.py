@@ -16,7 +16,6 @@ import spikecal as sc
 from helpers import captured, inputs, prepared, shell
 from spikecal.conversion import find_thresholds
 from spikecal.graph import Graph
-from spikecal.ops import Linear
 from spikecal.simulation import Value, run_ann
 from spikecal.thresholds import Accumulator
 
@@ -186,9 +185,8 @@ ids = [repr(rule) for rule in RULES]
 
 
 def channels_first(graph: Graph, name: str, x: Tensor) -> np.ndarray:
-    """(C, values). The channel is axis 1 behind a conv, the last one behind a linear layer."""
-    before = graph.by_name[graph.by_name[name].inputs[0]].op
-    return x.movedim(-1 if isinstance(before, Linear) else 1, 0).flatten(1).numpy()
+    """(C, values)."""
+    return x.movedim(graph.channel_axis(graph.by_name[name]) + 1, 0).flatten(1).numpy()
 
 
 def by_reference(rule: Any, x: np.ndarray, T: int) -> float:

@@ -159,8 +159,7 @@ def _by_row(graph: Graph, node: Node, x: Tensor, per_channel: bool) -> Tensor:
     """(B, C, ...) -> (C, n), or (1, n) if all channels share a threshold."""
     if not per_channel or x.ndim == 1:
         return x.reshape(1, -1)
-    axis = graph.channel_axis(node)
-    return x.movedim(axis if axis < 0 else axis + 1, 0).flatten(1)
+    return x.movedim(graph.channel_axis(node) + 1, 0).flatten(1)
 
 
 def _broadcast(graph: Graph, node: Node, threshold: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from .ops import (
     Add,
     AvgPool,
     Concat,
+    Conv,
     Expand,
     Input,
     Linear,
+    Max,
     Mean,
     Op,
     Output,
@@ -27,7 +30,6 @@ from .ops import (
     Peak,
     Permute,
     Reshape,
-    Scale,
     Slice,
     Upsample,
 )
@@ -99,10 +101,17 @@ class Graph:
         return next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
     def channel_axis(self, node: Node) -> int:
-        """The axis of a sample along which a node has channels: the last one behind a linear layer, else the first."""
-        while len(node.inputs) == 1 and isinstance(node.op, Activation | Output | Scale):
-            node = self.by_name[node.inputs[0]]
-        return -1 if isinstance(node.op, Linear) else 0
+        """The axis of a sample along which a node has channels: that of the layers in front of it, else the first."""
+        return self._channel_axes[node.name] or 0
+
+    @cached_property
+    def _channel_axes(self) -> dict[str, int | None]:
+        found: dict[str, int | None] = {}
+        for node in self.nodes:
+            known = [found[name] for name in node.inputs if found[name] is not None]
+            before = self.by_name[node.inputs[0]].shape if node.inputs else ()
+            found[node.name] = _channel_axis(node, before, known[0] if known else None)
+        return found
 
     def is_nonnegative(self, name: str) -> bool:
         """Whether the value of this node can be shown never to be negative."""
@@ -207,6 +216,24 @@ class Graph:
         if not self.outputs:
             raise ValueError("there is no output")
         self.unflatten(list(range(len(self.outputs))))
+
+
+def _channel_axis(node: Node, before: tuple[int, ...], axis: int | None) -> int | None:
+    """Where the channels of a node are that reads a sample of shape `before` with channels along `axis`, if known."""
+    op = node.op
+    if isinstance(op, Conv | Linear):
+        return 0 if isinstance(op, Conv) else len(node.shape) - 1
+    if axis is None:
+        return None
+    if isinstance(op, Permute):
+        return op.axes.index(axis)
+    if isinstance(op, Mean | Max) and not op.keepdim:
+        return None if axis in op.axes else axis - sum(a < axis for a in op.axes)
+    if isinstance(op, Reshape):  # an axis that is as long, and has as much in front of it, holds the same channels
+        ahead = prod(before[:axis])
+        same = (i for i, n in enumerate(op.shape) if n == before[axis] and prod(op.shape[:i]) == ahead)
+        return next(same, None)
+    return axis
 
 
 def _node_from_dict(data: Mapping[str, Any]) -> Node:
