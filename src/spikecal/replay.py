@@ -123,11 +123,18 @@ class Layer:
         return (total / self._replay.images).to(self.graph.dtype)
 
     def mean_inputs(self, batch: int) -> dict[str, Tensor]:
-        """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time."""
+        """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time.
+
+        Channels first in memory: with them last, the weight gradient of a narrow strided 1×1 convolution makes torch
+        2.13 (oneDNN) write outside of its memory.
+        """
+        parts = self._replay.parts(self.segment, beside=self._training_bytes(batch))
         means: dict[str, Tensor] = {}
-        for part in self._replay.parts(self.segment, beside=self._training_bytes(batch)):
-            for name in self.segment.frontier:
-                self._replay.write(means, name, part, self._replay.store[name].mean(part, self.T))
+        for name in self.segment.frontier:
+            shape = (self._replay.images, *self.graph.by_name[name].shape)
+            means[name] = torch.empty(shape, dtype=self.graph.dtype, device=self.graph.device)
+            for part in parts:
+                means[name][part] = self._replay.store[name].mean(part, self.T)
         return means
 
     def _training_bytes(self, batch: int) -> int:
@@ -170,7 +177,7 @@ class Replay:
                 segment.site.op.run(self.ann_graph.tensors, found[segment.source].data)
             )  # the activation
             for name in self.kept(segment):
-                self.write(self.ann, name, part, found[name].data)
+                self._write(self.ann, name, part, found[name].data)
         return Layer(self, segment, site)
 
     def finish(self, layer: Layer) -> LayerStatistics:
@@ -188,7 +195,7 @@ class Replay:
             for name in self.kept(layer.segment):
                 value = values[name]
                 like[name] = value
-                self.write(stored, name, part, _as_bits(value), axis=0 if value.constant else 1)
+                self._write(stored, name, part, _as_bits(value), axis=0 if value.constant else 1)
         fires = isinstance(layer.site, Neurons)
         rate = rates / (self.images * prod(site.shape)) if fires else None
         for name, value in like.items():
@@ -246,7 +253,7 @@ class Replay:
             for name in [n for n in cache if self._last.get(n, -1) <= index]:
                 del cache[name]
 
-    def write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
+    def _write(self, into: dict[str, Tensor], name: str, part: slice, data: Tensor, axis: int = 0) -> None:
         if name not in into:
             into[name] = _resized(data, axis, self.images)
         into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)
