@@ -20,6 +20,7 @@ from .ops import (
     Concat,
     Conv,
     Expand,
+    Flip,
     Input,
     Linear,
     Max,
@@ -35,7 +36,7 @@ from .ops import (
 )
 
 #: Operations whose result is never negative if no input is.
-_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Upsample, Concat)
+_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Flip, Upsample, Concat)
 
 
 @dataclass(frozen=True)
