@@ -103,6 +103,20 @@ def test_half_precision_is_refused_with_the_remedy(name: str, dtype: torch.dtype
         sc.convert(make(name).to(dtype), [example(name, 8)], T)
 
 
+def test_a_model_of_two_precisions_is_refused_with_the_remedy() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("shift", torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).relu() + self.shift
+
+    with pytest.raises(sc.UnsupportedModelError, match=r"in torch.float32 and torch.float64; convert it with model.fl"):
+        sc.convert(Mixed(), torch.randn(4, 3), T)
+
+
 # ---------------------------------------------------------------------- determinism
 
 

@@ -179,8 +179,9 @@ def _pick(images: Inputs, count: int, seed: int) -> Inputs:
 
 def check_tensors(graph: Graph) -> None:
     """Raise unless the weights are sound numbers of a precision that neurons can be simulated in."""
-    if graph.dtype not in (torch.float32, torch.float64):
-        raise UnsupportedModelError(f"the model computes in {graph.dtype}; convert it with model.float() first")
+    if graph.dtype not in (torch.float32, torch.float64) or len(graph.precisions) > 1:
+        found = " and ".join(sorted(map(str, graph.precisions)))
+        raise UnsupportedModelError(f"the model computes in {found}; convert it with model.float() first")
     bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
     if bad:
         raise UnsupportedModelError(

@@ -98,6 +98,12 @@ class Graph:
         return next((t.dtype for t in self.tensors.values() if t.is_floating_point()), torch.get_default_dtype())
 
     @property
+    def precisions(self) -> set[torch.dtype]:
+        """Of all tensors that nodes compute with: one, in a sound network."""
+        used = (t for name, t in self.tensors.items() if name not in self.returned_tensors)
+        return {t.dtype for t in used if t.is_floating_point()}
+
+    @property
     def device(self) -> torch.device:
         return next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
@@ -209,6 +215,8 @@ class Graph:
                     value = torch.empty((2, *node.shape), dtype=self.dtype, device="meta")
                 else:
                     value = node.op.run(meta, *(seen[i] for i in node.inputs))
+                if isinstance(node.op, Conv):
+                    _check_lengths(node.op, meta[node.op.weight].ndim - 2)
             except (KeyError, RuntimeError, IndexError, TypeError, ValueError) as e:
                 raise ValueError(f"node {node.name!r} cannot run: {e}") from e
             if tuple(value.shape) != (2, *node.shape):
@@ -217,6 +225,12 @@ class Graph:
         if not self.outputs:
             raise ValueError("there is no output")
         self.unflatten(list(range(len(self.outputs))))
+
+
+def _check_lengths(conv: Conv, axes: int) -> None:
+    """Torch takes one number for all axes; here each has its own, so that nobody needs to ask."""
+    if any(len(sizes) != axes for sizes in (conv.stride, conv.padding, conv.dilation, conv.output_padding)):
+        raise ValueError(f"stride, padding and dilation must have {axes} number(s) each")
 
 
 def _channel_axis(node: Node, before: tuple[int, ...], axis: int | None) -> int | None:
