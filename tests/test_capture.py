@@ -125,6 +125,10 @@ def test_every_spelling_of_a_clipped_relu_keeps_its_cap() -> None:
     assert sorted(caps) == sorted([6, 6, 6, 6, 4, 2, 0.7, 1, 1.5, 0.25])
 
 
+def test_a_choice_between_a_value_and_zero_is_an_activation() -> None:
+    assert [node.op for node in captured("relu_as_a_choice").neurons] == [Activation()] * 9
+
+
 def test_an_in_place_relu_is_seen_by_later_readers_only() -> None:
     graph = captured("inplace_relu_input_read_before")
     sources = {n.name: graph.by_name[n.inputs[0]].op for n in graph.nodes if isinstance(n.op, Conv)}
@@ -185,6 +189,25 @@ def test_refusal_names_every_offender(name: str) -> None:
     found = offenders(caught.value)
     for operation in zoo.OFFENDS[name]:
         assert any(operation == f or f.startswith(f"{operation}_") for f in found), f"{operation} is not in {found}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rolled_batch", "it rolls over the batch as well; name the dimensions"),
+        ("upper_bound_of_a_signed_value", "an upper bound alone is not a ReLU; put a ReLU in front of it"),
+        ("maximum_of_activations", "the maximum of two values that depend on the images is not a ReLU"),
+        ("bound_by_an_activation", "a bound that depends on the images is not one of a ReLU"),
+        ("choice_of_another_value", r"a choice between values .* but for torch.where\(x > 0, x, 0\)"),
+        ("comparison", r"a comparison has no spiking meaning, but for torch.where\(x > 0, x, 0\)"),
+        ("half_precision_inside", "goes from torch.float32 to torch.float16, .* has one precision; remove the cast"),
+        ("rounded", "goes from torch.float32 to torch.int32"),
+        ("relu_of_a_slice", "it writes into a part of a tensor, in place; put the parts together with torch.cat"),
+    ],
+)
+def test_refusal_says_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=message):
+        capture(make(name), example(name))
 
 
 def test_the_positions_of_maxima_are_refused() -> None:

@@ -8,6 +8,8 @@ import os
 import pickle
 import stat
 import struct
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -151,10 +153,25 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path, monk
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises((sc.CheckpointError, OSError), match="No space left"):
+    with pytest.raises(sc.CheckpointError, match=r"cannot write .*net.spk: No space left"):
         network("resnet_block").save(path)
     assert os.listdir(tmp_path) == ["net.spk"]
     assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on files are set otherwise elsewhere")
+def test_a_file_that_cannot_grow_is_told(tmp_path: Path) -> None:
+    """A limit on the size of files fails like a full disk: in the midst of writing."""
+    code = (
+        "import resource, signal, sys, spikecal; snn = spikecal.load(sys.argv[1]);"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "snn.save(sys.argv[2])"
+    )
+    network("mlp").save(tmp_path / "net.spk")
+    command = [sys.executable, "-c", code, str(tmp_path / "net.spk"), str(tmp_path / "other.spk")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "CheckpointError: cannot write" in done.stderr
+    assert os.listdir(tmp_path) == ["net.spk"]
 
 
 def test_an_interrupted_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +217,15 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(sc.CheckpointError):
+    with pytest.raises(sc.CheckpointError, match=r"is a folder; name the .spk file in it"):
         sc.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["net.pth", "net.pt2", "net.onnx", "net"])
+def test_a_file_of_another_kind(name: str, tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(3)}, tmp_path / name)
+    with pytest.raises(sc.CheckpointError, match=f"{name} is not a spiking network: .* .spk files of save.* models"):
+        sc.load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +328,14 @@ def test_one_weight_off_by_one_bit_is_told(scratch: Path) -> None:
 # ---------------------------------------------------------------------- forged headers, with a checksum that fits
 
 
-def forge(path: Path, edit: Callable[[dict[str, Any]], Any], name: str = "mlp") -> None:
+def forge(
+    path: Path, edit: Callable[[dict[str, Any]], Any], name: str = "mlp", more: dict[str, torch.Tensor] | None = None
+) -> None:
     """A file like that of the network, but for an edit of its header or the header that the edit returns."""
     network(name).save(path)
     with safe_open(path, "pt") as file:
         metadata = dict(file.metadata())
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors = {key: file.get_tensor(key) for key in file.keys()} | (more or {})  # noqa: SIM118
     header = json.loads(metadata["header"])
     edited = edit(header)
     metadata["header"] = json.dumps(header if edited is None else edited)
@@ -383,12 +409,49 @@ def test_a_forged_header_is_refused_with_the_reason(edit: Callable[[Any], Any], 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"stride": [0]}, {"stride": [-1]}, {"groups": 0}, {"padding": [9]}, {"dilation": [3]}]
+    "changes",
+    [
+        {"stride": [0]},
+        {"stride": [-1]},
+        {"groups": 0},
+        {"padding": [9]},
+        {"dilation": [3]},
+        {"padding": [1, 1]},
+        {"stride": []},
+        {"output_padding": [0, 0]},
+    ],
 )
 def test_a_forged_conv_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "net.spk"
     forge(path, lambda h: node(h, "a").update(changes), "conv1d_net")
     with pytest.raises(sc.CheckpointError, match=r"net\.spk does not describe a spiking network: "):
+        sc.load(path)
+
+
+DOUBLE = torch.ones(1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("site relu", "threshold", DOUBLE.new_zeros(1), "the threshold of 'relu' must be positive and finite"),
+        ("site relu", "threshold", -DOUBLE, "must be positive and finite"),
+        ("site relu", "threshold", DOUBLE / 0, "must be positive and finite"),
+        ("site relu", "threshold", DOUBLE * torch.nan, "must be positive and finite"),
+        ("site relu", "v0", DOUBLE * torch.nan, "the v0 of 'relu' must be finite"),
+        ("site output", "bias", DOUBLE / 0, "the bias of 'output' must be finite"),
+        ("site relu", "threshold", torch.ones(1, dtype=torch.float32), "in torch.float64"),
+        ("site relu", "threshold", torch.ones(1, dtype=torch.int64), "in torch.float64"),
+        ("graph", "a.bias", torch.zeros(8, dtype=torch.float32), "of several precisions|cannot run"),
+        ("source", "a.bias", torch.zeros(8, dtype=torch.float32), "of several precisions|cannot run"),
+    ],
+)
+def test_forged_tensors_are_refused_with_the_reason(
+    part: str, name: str, value: torch.Tensor, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.spk"
+    forge(path, lambda h: h["tensors"][part].update({name: "forged"}), more={"forged": value})
+    with pytest.raises(sc.CheckpointError, match=f"net.spk does not describe a spiking network: .*({message})"):
         sc.load(path)
 
 

@@ -18,6 +18,7 @@ PACKAGE = Path(spikecal.__file__).parent
 #: From the ground up: a module may import only what stands in front of it.
 ORDER = [
     "errors",
+    "files",
     "native",
     "functional",
     "progress",
@@ -103,7 +104,7 @@ def test_lazy_imports_are_still_there() -> None:
     assert found >= LAZY
 
 
-@pytest.mark.parametrize("name", ["errors", "functional", "progress", "thresholds"])
+@pytest.mark.parametrize("name", ["errors", "files", "functional", "progress", "thresholds"])
 def test_the_ground_imports_nothing_of_ours(name: str) -> None:
     assert imports(PACKAGE / f"{name}.py") == []
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import spikecal as sc
 import zoo
-from helpers import converted, distance, inputs, leaves, shell, spike_trains, twin_of
+from helpers import captured, converted, distance, inputs, leaves, shell, spike_trains, twin_of
 from spikecal.capture import capture
 from spikecal.ops import Scale
 from spikecal.simulation import Neurons
@@ -198,6 +198,18 @@ def test_binary_spikes_give_the_same_network_in_float32(name: str, per_channel: 
     x = [t.float() for t in inputs(name, 3, seed=7)]
     assert distance([snn.binary()(*x)], [snn(*x)]) < 1e-4
     assert distance([snn.binary().ann(*x)], [snn.ann(*x)]) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
+@pytest.mark.parametrize("recipe", [*sc.RECIPES, "no steps"])
+@pytest.mark.parametrize("name", ["mlp", "mlp_bn", "conv_bn", "resnet_block", "densenet", "tokens", "maxpool_stem"])
+def test_binary_spikes_are_the_same_on_the_images_that_gave_the_thresholds(name: str, recipe: str) -> None:
+    """Where a threshold was an activation itself, rounding would decide over the spikes of that very image."""
+    options = {"iterations": 3} if recipe == "advanced" else {}
+    chosen = sc.RECIPES[recipe](**options) if recipe in sc.RECIPES else sc.Recipe(sc.MMSE(per_channel=True))
+    x = tuple(t.float() for t in inputs(name, 16))
+    snn = sc.convert(shell(captured(name).map_tensors(Tensor.float)), [x], 8, chosen)
+    assert distance([snn.binary()(*x)], [snn(*x)]) < 1e-4
 
 
 class Turned(nn.Module):

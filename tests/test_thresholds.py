@@ -16,7 +16,6 @@ import spikecal as sc
 from helpers import captured, inputs, prepared, shell
 from spikecal.conversion import find_thresholds
 from spikecal.graph import Graph
-from spikecal.ops import Linear
 from spikecal.simulation import run_ann
 from spikecal.thresholds import Accumulator
 from spikecal.values import Value
@@ -50,20 +49,26 @@ def cuts(draw: st.DrawFn) -> tuple[int, ...]:
     return tuple(sorted(draw(st.lists(st.integers(0, 40), max_size=4))))
 
 
+def untied(thresholds: list[float], x: np.ndarray, dtype: torch.dtype) -> list[float]:
+    """What a rule gives for the thresholds of the reference, activations or 1 where all of x is dead."""
+    theta, alive = torch.tensor(thresholds, dtype=dtype), torch.tensor(x.max(-1) > 0)
+    return torch.where(alive, theta * (1 - 1e-5), theta).tolist()
+
+
 # ---------------------------------------------------------------------- maximum and percentile
 
 
 @given(x=activations(), parts=cuts(), dtype=DTYPES)
 def test_maximum_equals_the_reference(x: np.ndarray, parts: tuple[int, ...], dtype: torch.dtype) -> None:
     found, _ = watched(sc.MaxActivation(), torch.tensor(x, dtype=dtype), 8, parts)
-    assert found.tolist() == [reference.max_threshold(row) for row in x]
+    assert found.tolist() == untied([reference.max_threshold(row) for row in x], x, dtype)
     assert found.dtype == dtype
 
 
 @given(x=activations(), parts=cuts(), q=st.floats(0.01, 1.0), dtype=DTYPES)
 def test_percentile_equals_the_reference(x: np.ndarray, parts: tuple[int, ...], q: float, dtype: torch.dtype) -> None:
     found, _ = watched(sc.Percentile(q), torch.tensor(x, dtype=dtype), 8, parts)
-    assert found.tolist() == [reference.percentile_threshold(row, q) for row in x]
+    assert found.tolist() == untied([reference.percentile_threshold(row, q) for row in x], x, dtype)
     assert found.dtype == dtype
 
 
@@ -74,7 +79,7 @@ def test_percentile_equals_the_reference(x: np.ndarray, parts: tuple[int, ...], 
 def test_percentile_is_exact_for_any_numbers(x: np.ndarray, q: float) -> None:
     """Also for subnormal ones and for those that agree in all bits but the last."""
     found, _ = watched(sc.Percentile(q), torch.tensor(x)[None], 8)
-    assert found.tolist() == [reference.percentile_threshold(x, q)]
+    assert found.tolist() == untied([reference.percentile_threshold(x, q)], x[None], torch.float32)
 
 
 @pytest.mark.parametrize("q", [0.0, -0.1, 1.1, float("nan")])
@@ -110,7 +115,8 @@ def test_errors_equal_those_of_brute_force(
     constant = (np.maximum(x, 0) ** 2).sum(1, keepdims=True)
     np.testing.assert_allclose(accumulator.errors().numpy() + constant, errors, rtol=0, atol=1e-9)
     for row, theta in enumerate(found.tolist()):  # the best one, or one that is as good
-        assert theta == expected[row] or errors[row][round(theta / x[row].max() * grid) - 1] <= errors[row].min() + 1e-9
+        error = errors[row][round(theta / x[row].max() * grid) - 1]
+        assert theta == pytest.approx(expected[row], rel=2e-5) or error <= errors[row].min() + 1e-9
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
@@ -122,7 +128,7 @@ def test_least_error_equals_the_reference(seed: int, dtype: torch.dtype, shift: 
     T, x = int(rng.integers(1, 33)), rng.standard_normal((3, int(rng.integers(2, 200)))).astype(np.float32)
     found, _ = watched(sc.MMSE(shift=shift), torch.tensor(x).to(dtype), T)
     expected, _ = reference.mmse_threshold_per_channel(x.T, T, shift=shift)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("T", [3, 9, 32])
@@ -180,9 +186,8 @@ ids = [repr(rule) for rule in RULES]
 
 
 def channels_first(graph: Graph, name: str, x: Tensor) -> np.ndarray:
-    """(C, values). The channel is axis 1 behind a conv, the last one behind a linear layer."""
-    before = graph.by_name[graph.by_name[name].inputs[0]].op
-    return x.movedim(-1 if isinstance(before, Linear) else 1, 0).flatten(1).numpy()
+    """(C, values)."""
+    return x.movedim(graph.channel_axis(graph.by_name[name]) + 1, 0).flatten(1).numpy()
 
 
 def by_reference(rule: Any, x: np.ndarray, T: int) -> float:
@@ -209,7 +214,7 @@ def test_thresholds_of_a_network_equal_the_reference(name: str, rule: Any) -> No
         values = channels_first(graph, node.name, seen[node.name])
         rows = values if rule.per_channel else values.reshape(1, -1)
         expected = [by_reference(rule, row, T) for row in rows]
-        np.testing.assert_allclose(found[node.name].flatten(), expected, rtol=1e-5)
+        np.testing.assert_allclose(found[node.name].flatten(), expected, rtol=2e-5)
         assert found[node.name].ndim == len(node.shape)
         found[node.name].expand(node.shape)  # broadcasts against a sample
 

@@ -192,6 +192,41 @@ def clipped_spellings(self, x):
     ], -1))
 
 
+@net((6,), a=lambda: nn.ModuleList(linear(6, 6)() for _ in range(9)), zero=lambda: torch.zeros(()), fc=linear(6, 4))
+def relu_as_a_choice(self, x):
+    """The larger one of a value and zero, however the zero is written."""
+    a = self.a
+    x = torch.maximum(a[0](x), torch.zeros(()))
+    x = torch.max(a[1](x), self.zero)
+    y = a[2](x)
+    x = torch.maximum(torch.zeros_like(y), y)
+    x = a[3](x).clamp(min=self.zero)
+    x = torch.clamp_min(a[4](x), torch.tensor(0.0))
+    y = a[5](x)
+    x = torch.where(y > 0, y, 0.0)
+    y = a[6](x)
+    x = torch.where(y >= 0, y, torch.zeros_like(y))
+    y = a[7](x)
+    x = torch.where(y < 0, 0, y)
+    y = a[8](x)
+    return self.fc(torch.where(y <= 0, self.zero, y))
+
+
+@net((6,), a=lambda: nn.ModuleList(linear(6, 6)() for _ in range(6)), cap=param(6, low=0.2, high=1.0),
+     low=param(6, low=-0.5, high=0.5), fc=linear(36, 4))
+def bounds_by_other_means(self, x):
+    """Upper bounds of what is never negative, and bounds of their own for every channel."""
+    z = [3 * layer(x) for layer in self.a]
+    return self.fc(torch.cat([
+        z[0].relu().clamp(max=0.5),
+        torch.clamp_max(F.relu(z[1]), self.cap),
+        torch.minimum(z[2].relu(), torch.tensor(0.7)),
+        torch.min(self.cap, z[3].relu()),
+        torch.clamp(z[4], min=self.low, max=self.low + self.cap),
+        torch.maximum(z[5], self.low),
+    ], -1))
+
+
 @net(a=conv(3, 4), b=conv(4, 4), fc=linear(4, 5))
 def inplace_relu_reused(self, x):
     """Every later reader of y sees the ReLU."""
@@ -634,6 +669,29 @@ def reshapes(self, x):
     return self.gc(F.pad(x, (0, 1)).view(-1, 2, 4).permute(0, 2, 1).reshape(-1, 8))
 
 
+@net(a=conv(3, 4), b=conv(4, 4), fc=linear(4, 5))
+def flips_and_rolls(self, x):
+    x = F.relu(self.a(x))
+    x = x.flip(3) + x.roll(1, 2) - x.flip((1, -2)).roll((-1, 11), (1, 3))
+    return self.fc(gap(F.relu(self.b(x)).roll(0, 1)))
+
+
+@net(a=conv(3, 8), b=conv(2, 4), c=conv(16, 4, 1), up=lambda: nn.PixelShuffle(2), down=lambda: nn.PixelUnshuffle(2),
+     fc=linear(4, 5))
+def pixel_shuffles(self, x):
+    """Channels become space, and space channels."""
+    x = F.relu(self.b(self.up(F.relu(self.a(x)))))
+    return self.fc(gap(F.relu(self.c(self.down(x)))))
+
+
+@net(a=conv(3, 4), b=conv(4, 4), w=const(1, 4, 8, 8), fc=linear(4, 5))
+def stacks(self, x):
+    """Stacked with each other and with a constant, then added up."""
+    x = F.relu(self.a(x))
+    y = torch.stack([x, F.relu(self.b(x)), self.w.expand_as(x)], 1).sum(1)
+    return self.fc(torch.stack([gap(y), gap(x)], -1).mean(-1))
+
+
 # ---------------------------------------------------------------------- other dimensions
 
 
@@ -661,6 +719,14 @@ def tokens(self, x):
     x = x + self.back(F.relu(self.mix(x.transpose(1, 2)))).transpose(1, 2)
     x = F.relu(self.norm(x.transpose(1, 2)).transpose(1, 2))
     return self.fc(x.mean(1))
+
+
+@net((6, 5), token=const(1, 1, 5), place=const(1, 7, 5), a=linear(5, 8), b=linear(8, 5), fc=linear(5, 4))
+def class_token(self, x):
+    """A parameter in front of the tokens of every image, repeated in two ways."""
+    x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+    x = x + self.b(F.relu(self.a(x))) + self.place.repeat(x.shape[0], 1, 1)
+    return self.fc(F.relu(x)[:, 0])
 
 
 @net((2, 16), a=conv(2, 4, d=1), na=bn(4, d=1), b=conv(4, 4, d=1, stride=2, groups=2),
@@ -879,6 +945,60 @@ def flipped_batch(self, x):
     return self.fc(gap(F.relu(self.b(x + x.flip(0)))))
 
 
+@net(into=REFUSED, offends=["roll"], **HEAD)
+def rolled_batch(self, x):
+    x = F.relu(self.a(x))
+    return self.fc(gap(F.relu(self.b(x + x.roll(1)))))
+
+
+@net(into=REFUSED, offends=["clamp"], **HEAD)
+def upper_bound_of_a_signed_value(self, x):
+    return self.fc(gap(self.b(F.relu(self.a(x))).clamp(max=0.5)))
+
+
+@net(into=REFUSED, offends=["maximum"], **HEAD)
+def maximum_of_activations(self, x):
+    x = F.relu(self.a(x))
+    return self.fc(gap(torch.maximum(x, self.b(x))))
+
+
+@net(into=REFUSED, offends=["clamp"], **HEAD)
+def bound_by_an_activation(self, x):
+    x = F.relu(self.a(x))
+    return self.fc(gap(self.b(x).clamp(min=x)))
+
+
+@net(into=REFUSED, offends=["where"], **HEAD)
+def choice_of_another_value(self, x):
+    x = F.relu(self.a(x))
+    y = self.b(x)
+    return self.fc(gap(torch.where(y > 0, x, 0.0)))
+
+
+@net(into=REFUSED, offends=["gt"], **HEAD)
+def comparison(self, x):
+    x = F.relu(self.a(x))
+    return self.fc(gap(self.b(x) * (x > 0)))
+
+
+@net(into=REFUSED, offends=["_to_copy"], **HEAD)
+def half_precision_inside(self, x):
+    return self.fc(gap(F.relu(self.b(F.relu(self.a(x)).half().to(x.dtype)))))
+
+
+@net(into=REFUSED, offends=["_to_copy"], **HEAD)
+def rounded(self, x):
+    return self.fc(gap(F.relu(self.b(F.relu(self.a(x)).int().to(x.dtype)))))
+
+
+@net(into=REFUSED, offends=["slice_scatter"], **HEAD)
+def relu_of_a_slice(self, x):
+    """Only half of the channels are rectified, in place."""
+    x = self.a(x)
+    x[:, :2].relu_()
+    return self.fc(gap(F.relu(self.b(x))))
+
+
 @net(into=REFUSED, offends=["gelu", "sigmoid"], **HEAD, c=conv(4, 4))
 def two_offenders(self, x):
     """One error must name both."""
@@ -887,14 +1007,6 @@ def two_offenders(self, x):
 
 
 # ---------------------------------------------------------------------- right or refused, never wrong
-
-
-@net(into=EITHER, **HEAD)
-def relu_of_a_slice(self, x):
-    """Only half of the channels are rectified, in place."""
-    x = self.a(x)
-    x[:, :2].relu_()
-    return self.fc(gap(F.relu(self.b(x))))
 
 
 @net(into=EITHER, **HEAD)

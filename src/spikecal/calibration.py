@@ -153,7 +153,7 @@ class WeightCalibration:
     seed: int = 0
 
     def apply(self, layer: Layer) -> None:
-        inputs, target = layer.mean_inputs(), layer.target()
+        inputs, target = layer.mean_inputs(self.batch_size), layer.target()
         weights = {name: layer.graph.tensors[name].clone().requires_grad_() for name in layer.weights}
         if not weights or not self.iterations:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import CheckpointError, SpikecalError
-from .graph import Graph
+from .files import replacing
+from .graph import Graph, Node
 from .network import SpikingNetwork
 from .recipes import Recipe
 from .replay import LayerStatistics
@@ -46,7 +46,14 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
     }
     text = json.dumps(header)
     metadata = {"format": FORMAT, "header": text, "sha256": _digest(text, tensors)}
-    _write_atomically(Path(path), tensors, metadata)
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise CheckpointError(f"there is no folder {path.parent} to write {path.name} into")
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata)
+    except (OSError, SafetensorError) as e:
+        raise CheckpointError(f"cannot write {path}: {e}") from e
 
 
 def load(path: str | os.PathLike[str]) -> SpikingNetwork:
@@ -59,6 +66,12 @@ def load(path: str | os.PathLike[str]) -> SpikingNetwork:
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except (SafetensorError, OSError, ValueError) as e:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder; name the .spk file in it") from e
+        if path.suffix != ".spk":
+            raise CheckpointError(
+                f"{path.name} is not a spiking network: load() reads the .spk files of save(), convert() takes models"
+            ) from e
         raise CheckpointError(f"{path.name} is truncated, or not a spikecal file: {e}") from e
     if metadata.get("format") != FORMAT or "header" not in metadata:
         raise CheckpointError(f"{path.name} is a safetensors file, but not a spiking network of spikecal")
@@ -78,15 +91,15 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
     parts = {part: {k: tensors[stored] for k, stored in names.items()} for part, names in header["tensors"].items()}
     graph = Graph.from_dict(header["graph"], parts["graph"])
     source = Graph.from_dict(header["graph"], parts["source"])
+    if not isinstance(header["T"], int) or header["T"] < 1:
+        raise ValueError(f"T is {header['T']!r}")
+    if len(graph.precisions | source.precisions) > 1:
+        raise ValueError("its tensors are of several precisions")
     sites = {n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name)) for n in graph.nodes if n.is_site}
     for node in (n for n in graph.nodes if n.is_site):
         if isinstance(sites[node.name], Readout) == (node in graph.neurons):
             raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
-        for key, t in sites[node.name].tensors().items():
-            over_time = (header["T"],) if key == "temporal" else ()
-            torch.broadcast_to(t.to("meta"), (*over_time, *node.shape))
-    if not isinstance(header["T"], int) or header["T"] < 1:
-        raise ValueError(f"T is {header['T']!r}")
+        _check_site(sites[node.name], node, graph.dtype, header["T"])
     statistics = {name: LayerStatistics(**s) for name, s in header["statistics"].items()}
     return SpikingNetwork(graph, source, sites, header["T"], Recipe.from_dict(header["recipe"]), statistics)
 
@@ -97,6 +110,14 @@ def _site(parts: dict[str, Tensor], delay: Any) -> Site:
     if not isinstance(delay, int) or delay < 0:
         raise ValueError(f"a firing delay is {delay!r}")
     return replace(Neurons(**parts), delay=delay)  # type: ignore[arg-type]
+
+
+def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:
+    for name, t in site.tensors().items():
+        torch.broadcast_to(t.to("meta"), (T, *node.shape) if name == "temporal" else node.shape)
+        if t.dtype != dtype or not torch.isfinite(t).all() or (name == "threshold" and not (t > 0).all()):
+            must = "positive and finite" if name == "threshold" else "finite"
+            raise ValueError(f"the {name} of {node.name!r} must be {must}, in {dtype}")
 
 
 def _store(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:
@@ -121,26 +142,3 @@ def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
         digest.update(t.contiguous().view(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return digest.hexdigest()
-
-
-def _write_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    if not path.parent.is_dir():
-        raise CheckpointError(f"there is no folder {path.parent} to write {path.name} into")
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as e:
-        raise CheckpointError(f"cannot write {path}: {e.strerror}") from e
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

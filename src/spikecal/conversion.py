@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from .progress import track
 from .recipes import Recipe, find_recipe
 from .replay import LayerStatistics, Replay, initial_site
 from .simulation import Site, run_ann
-from .thresholds import ThresholdRule
+from .thresholds import SCRATCH, ThresholdRule
 from .values import Value
 
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
@@ -48,7 +49,7 @@ def convert(
     model: an nn.Module, an ExportedProgram, a .pt2 or .onnx file; or a SpikingNetwork or .spk file to calibrate anew.
     batches: calibration images, as an iterable of tensors or of (tensor, label, ...) tuples; labels are ignored.
     recipe: a name ("plain", "light", "advanced", ...) or a Recipe; default "light", or a spiking network's own.
-    memory: the most memory to use, such as "2GiB"; by default half of what is free.
+    memory: the most memory for images and spikes, beside the weights, such as "2GiB"; default: half of what is free.
     seed: picks the images for the calibration steps out of those for the thresholds.
 
     >>> snn = convert(model, train_loader, T=32, recipe="light")
@@ -65,9 +66,23 @@ def convert(
     check_tensors(ann)
     ann.check()
     images = fit_inputs(ann, images)
-    watched = [x[: recipe.threshold_images] for x in images]
-    thresholds = find_thresholds(ann, watched, recipe.threshold, T, limit, progress)
-    return calibrate(ann, thresholds, _pick(images, recipe.calibration_images, seed), T, recipe, limit, progress)
+    left = limit - _bytes_of(images, limit)
+    thresholds = find_thresholds(
+        ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
+    )
+    images = _pick(images, recipe.calibration_images, seed)  # and the others make room
+    return calibrate(ann, thresholds, images, T, recipe, limit, progress)
+
+
+def _bytes_of(images: Inputs, limit: int) -> int:
+    """Memory that the images take up, or an error if there is none for a second copy of them, in another order."""
+    held = sum(x.nbytes for x in images)
+    if 2 * held > limit:
+        raise CalibrationError(
+            f"{len(images[0])} images need a memory budget of {2 * held / 2**20 + 1:.0f} MiB; raise memory=, or take "
+            "fewer with threshold_images= and calibration_images= of the recipe"
+        )
+    return held
 
 
 @torch.no_grad()
@@ -124,7 +139,8 @@ def find_thresholds(
             if node.name in chosen:
                 waiting[node.name].update(_by_row(ann, node, value.data, rule.per_channel))
 
-        each = chunk_of_images(ann, 1, memory // 2, len(images[0]))
+        scratch = SCRATCH * max(prod(ann.by_name[name].shape) for name in chosen)
+        each = chunk_of_images(ann, 1, memory // 2, len(images[0]), beside=scratch)
         chunks = list(zip(*(x.split(each) for x in images), strict=True))
         for chunk in track(chunks, "finding thresholds", len(chunks), progress):
             run_ann(ann, chunk, watch)
@@ -144,8 +160,7 @@ def _by_row(graph: Graph, node: Node, x: Tensor, per_channel: bool) -> Tensor:
     """(B, C, ...) -> (C, n), or (1, n) if all channels share a threshold."""
     if not per_channel or x.ndim == 1:
         return x.reshape(1, -1)
-    axis = graph.channel_axis(node)
-    return x.movedim(axis if axis < 0 else axis + 1, 0).flatten(1)
+    return x.movedim(graph.channel_axis(node) + 1, 0).flatten(1)
 
 
 def _broadcast(graph: Graph, node: Node, threshold: Tensor) -> Tensor:
@@ -164,8 +179,9 @@ def _pick(images: Inputs, count: int, seed: int) -> Inputs:
 
 def check_tensors(graph: Graph) -> None:
     """Raise unless the weights are sound numbers of a precision that neurons can be simulated in."""
-    if graph.dtype not in (torch.float32, torch.float64):
-        raise UnsupportedModelError(f"the model computes in {graph.dtype}; convert it with model.float() first")
+    if graph.dtype not in (torch.float32, torch.float64) or len(graph.precisions) > 1:
+        found = " and ".join(sorted(map(str, graph.precisions)))
+        raise UnsupportedModelError(f"the model computes in {found}; convert it with model.float() first")
     bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
     if bad:
         raise UnsupportedModelError(

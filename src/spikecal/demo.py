@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from . import __version__
 from .conversion import convert
 from .data import load_data
 from .evaluation import evaluate
+from .files import write_json
 from .models.digits import digits_net
 from .network import SpikingNetwork
 from .progress import track
@@ -120,5 +120,5 @@ def run_demo(
         if (name, T) == SAVED:
             model.save(network)
     result = DemoResult(accuracy, tuple(steps), ann_accuracy, len(test), seed, perf_counter() - start, network, results)
-    results.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_json(results, result.to_dict())
     return result

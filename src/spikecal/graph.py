@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from .ops import (
     Add,
     AvgPool,
     Concat,
+    Conv,
     Expand,
+    Flip,
     Input,
     Linear,
+    Max,
     Mean,
     Op,
     Output,
@@ -27,13 +31,12 @@ from .ops import (
     Peak,
     Permute,
     Reshape,
-    Scale,
     Slice,
     Upsample,
 )
 
 #: Operations whose result is never negative if no input is.
-_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Upsample, Concat)
+_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Flip, Upsample, Concat)
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,27 @@ class Graph:
         return next((t.dtype for t in self.tensors.values() if t.is_floating_point()), torch.get_default_dtype())
 
     @property
+    def precisions(self) -> set[torch.dtype]:
+        """Of all tensors that nodes compute with: one, in a sound network."""
+        used = (t for name, t in self.tensors.items() if name not in self.returned_tensors)
+        return {t.dtype for t in used if t.is_floating_point()}
+
+    @property
     def device(self) -> torch.device:
         return next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
     def channel_axis(self, node: Node) -> int:
-        """The axis of a sample along which a node has channels: the last one behind a linear layer, else the first."""
-        while len(node.inputs) == 1 and isinstance(node.op, Activation | Output | Scale):
-            node = self.by_name[node.inputs[0]]
-        return -1 if isinstance(node.op, Linear) else 0
+        """The axis of a sample along which a node has channels: that of the layers in front of it, else the first."""
+        return self._channel_axes[node.name] or 0
+
+    @cached_property
+    def _channel_axes(self) -> dict[str, int | None]:
+        found: dict[str, int | None] = {}
+        for node in self.nodes:
+            known = [found[name] for name in node.inputs if found[name] is not None]
+            before = self.by_name[node.inputs[0]].shape if node.inputs else ()
+            found[node.name] = _channel_axis(node, before, known[0] if known else None)
+        return found
 
     def is_nonnegative(self, name: str) -> bool:
         """Whether the value of this node can be shown never to be negative."""
@@ -199,6 +215,8 @@ class Graph:
                     value = torch.empty((2, *node.shape), dtype=self.dtype, device="meta")
                 else:
                     value = node.op.run(meta, *(seen[i] for i in node.inputs))
+                if isinstance(node.op, Conv):
+                    _check_lengths(node.op, meta[node.op.weight].ndim - 2)
             except (KeyError, RuntimeError, IndexError, TypeError, ValueError) as e:
                 raise ValueError(f"node {node.name!r} cannot run: {e}") from e
             if tuple(value.shape) != (2, *node.shape):
@@ -207,6 +225,30 @@ class Graph:
         if not self.outputs:
             raise ValueError("there is no output")
         self.unflatten(list(range(len(self.outputs))))
+
+
+def _check_lengths(conv: Conv, axes: int) -> None:
+    """Torch takes one number for all axes; here each has its own, so that nobody needs to ask."""
+    if any(len(sizes) != axes for sizes in (conv.stride, conv.padding, conv.dilation, conv.output_padding)):
+        raise ValueError(f"stride, padding and dilation must have {axes} number(s) each")
+
+
+def _channel_axis(node: Node, before: tuple[int, ...], axis: int | None) -> int | None:
+    """Where the channels of a node are that reads a sample of shape `before` with channels along `axis`, if known."""
+    op = node.op
+    if isinstance(op, Conv | Linear):
+        return 0 if isinstance(op, Conv) else len(node.shape) - 1
+    if axis is None:
+        return None
+    if isinstance(op, Permute):
+        return op.axes.index(axis)
+    if isinstance(op, Mean | Max) and not op.keepdim:
+        return None if axis in op.axes else axis - sum(a < axis for a in op.axes)
+    if isinstance(op, Reshape):  # an axis that is as long, and has as much in front of it, holds the same channels
+        ahead = prod(before[:axis])
+        same = (i for i, n in enumerate(op.shape) if n == before[axis] and prod(op.shape[:i]) == ahead)
+        return next(same, None)
+    return axis
 
 
 def _node_from_dict(data: Mapping[str, Any]) -> Node:

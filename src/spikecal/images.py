@@ -75,8 +75,13 @@ def check_images(x: Tensor) -> None:
         raise CalibrationError(
             f"images must be floating point numbers, scaled as in training, not {x.dtype}; try x.float() / 255"
         )
-    if not torch.isfinite(x).all():
+    if not _is_finite(x):
         raise CalibrationError("the images hold NaN or infinite values; check the preprocessing")
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Whether there is neither NaN nor infinity, without a copy of x."""
+    return not x.numel() or all(bool(torch.isfinite(end)) for end in x.aminmax())
 
 
 def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
@@ -92,7 +97,7 @@ def fit_inputs(graph: Graph, inputs: Sequence[Any]) -> Inputs:
             raise DataError(f"input {node.name!r} must have shape (batch, {wanted}), not {tuple(x.shape)}")
         if not x.is_floating_point():
             raise DataError(f"input {node.name!r} must be floating point, scaled as in training, not {x.dtype}")
-    if not all(bool(torch.isfinite(x).all()) for x in inputs):
+    if not all(map(_is_finite, inputs)):
         raise DataError("the images hold NaN or infinite values; check the preprocessing")
     if len({len(x) for x in inputs}) > 1:
         raise DataError(f"the inputs hold different numbers of images: {[len(x) for x in inputs]}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
+from pathlib import Path
 
 from .errors import CalibrationError
 from .graph import Graph, Node
@@ -30,19 +30,50 @@ def budget(memory: str | int | None) -> int:
     return size
 
 
-def _free() -> int:
+def _free(root: Path = Path("/")) -> int:
+    """What this process may still take: what the machine has left, within the limits of a container or a job."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 4 * 2**30
+        found = re.search(r"MemAvailable: +(\d+)", (root / "proc/meminfo").read_text())
+    except OSError:
+        found = None
+    machine = int(found[1]) * 1024 if found else 4 * 2**30  # a guess for systems that do not tell
+    return max(0, min([machine, *_left_in_cgroups(root)]))
 
 
-def chunk_of_images(graph: Graph, T: int, limit: int, images: int, nodes: Iterable[Node] | None = None) -> int:
-    """How many images to run at once over T steps: within the limit, and not more than the caches like."""
+def _left_in_cgroups(root: Path) -> Iterator[int]:
+    """What each control group that holds this process leaves of its limit; file caches give way."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in memberships):
+        if controllers == "":
+            top, names, cache = root / "sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"
+        elif controllers == "memory":
+            top, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            try:
+                limit, used = (int((folder / name).read_text()) for name in names)
+                found = re.search(rf"^{cache} (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+            except (OSError, ValueError):
+                continue  # not a group with a limit
+            yield limit - used + (int(found[1]) if found else 0)
+
+
+def chunk_of_images(
+    graph: Graph, T: int, limit: int, images: int, nodes: Iterable[Node] | None = None, beside: int = 0
+) -> int:
+    """How many images to run at once over T steps: within the limit, and not more than the caches like.
+
+    `beside` is what each of them needs on top of the values of the nodes.
+    """
     nodes = list(graph.nodes if nodes is None else nodes)
-    return max(
-        1, min(images, limit // max(1, peak_bytes(graph, T, nodes)), _CACHE_FRIENDLY // (T * _widest(graph, nodes)))
-    )
+    fitting = limit // max(1, peak_bytes(graph, T, nodes) + beside)
+    return max(1, min(images, fitting, _CACHE_FRIENDLY // (T * _widest(graph, nodes))))
 
 
 def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:

@@ -233,6 +233,14 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
+class Flip(Op):
+    axes: tuple[int, ...]
+
+    def run(self, p: Tensors, *x: Tensor) -> Tensor:
+        return x[0].flip([a + 1 for a in self.axes])
+
+
+@dataclass(frozen=True)
 class Pad(Op):
     """Padding as in torch: widths for the last axis first, two a side."""
 

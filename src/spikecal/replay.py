@@ -42,13 +42,13 @@ class _Store:
             data = unpack_bits(data, T, self.height)
         return Value(data, constant=False, height=self.height)
 
-    def mean(self, T: int) -> Tensor:
-        """Mean over time for every image, (N, ...)."""
+    def mean(self, part: slice, T: int) -> Tensor:
+        """Mean over time for each of these images, (B, ...)."""
         if self.packed is not None:
-            return self.images(slice(None), T).mean()
+            return self.images(part, T).mean()
         if self.height is not None:
-            return count_spikes(self.data, T) * (self.height / T)
-        return self.data if self.constant else mean_over_time(self.data)
+            return count_spikes(self.data[:, part], T) * (self.height / T)
+        return self.data[part] if self.constant else mean_over_time(self.data[:, part])
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,32 @@ class Layer:
         replay = self._replay
         for part in replay.parts(self.segment, steps=1):
             ann = {name: Value(replay.ann[name][part]) for name in self.segment.frontier}
-            snn = {name: Value(replay.store[name].images(part, self.T).mean()) for name in self.segment.frontier}
+            snn = {name: Value(replay.store[name].mean(part, self.T)) for name in self.segment.frontier}
             found = run_segment(replay.ann_graph, self.segment, ann, 1), run_segment(self.graph, self.segment, snn, 1)
             yield part, _data(found[0]), _data(found[1])
 
-    def mean_inputs(self) -> dict[str, Tensor]:
-        """Mean over time of what the segment reads, for every image, (N, ...)."""
-        return {name: self._replay.store[name].mean(self.T) for name in self.segment.frontier}
+    def mean_inputs(self, batch: int) -> dict[str, Tensor]:
+        """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time.
+
+        Channels first in memory: with them last, the weight gradient of a narrow strided 1×1 convolution makes torch
+        2.13 (oneDNN) write outside of its memory.
+        """
+        parts = self._replay.parts(self.segment, beside=self._training_bytes(batch))
+        means: dict[str, Tensor] = {}
+        for name in self.segment.frontier:
+            shape = (self._replay.images, *self.graph.by_name[name].shape)
+            means[name] = torch.empty(shape, dtype=self.graph.dtype, device=self.graph.device)
+            for part in parts:
+                means[name][part] = self._replay.store[name].mean(part, self.T)
+        return means
+
+    def _training_bytes(self, batch: int) -> int:
+        """Mean inputs of all images; of a batch, all values with their gradients; three more of each weight."""
+        nodes, item = (*self.segment.nodes, self.segment.site), self.graph.dtype.itemsize
+        inputs = sum(prod(self.graph.by_name[name].shape) for name in self.segment.frontier) * item
+        values = sum(prod(node.shape) for node in nodes) * item
+        weights = sum(self.graph.tensors[name].nbytes for name in self.weights)
+        return inputs * (self._replay.images + batch) + 3 * values * batch + 3 * weights
 
     def current(self, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
         """The segment as a function of mean inputs and weights: averaging commutes with affine maps."""
@@ -218,15 +237,16 @@ class Replay:
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:
         return {name: self.store[name].images(part, self.T) for name in segment.frontier}
 
-    def parts(self, segment: Segment, steps: int | None = None) -> list[slice]:
-        """The images in chunks that fit into what the cached trains leave of the memory budget."""
-        free = self.memory * 3 // 4 - self.cached_bytes(segment)  # a quarter is for currents that are kept
+    def parts(self, segment: Segment, steps: int | None = None, beside: int = 0) -> list[slice]:
+        """The images in chunks that fit into what the cached trains, and bytes beside them, leave of the budget."""
+        free = self.memory * 3 // 4 - self.cached_bytes(segment) - beside  # a quarter is for currents that are kept
         nodes = (*segment.nodes, segment.site)
         each = peak_bytes(self.graph, steps or self.T, nodes)
         if free < each:
+            needed = (self.memory * 3 // 4 - free + each) * 4 / 3
             raise CalibrationError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
-                f"{(self.memory - free + each) / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
+                f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
             )
         size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes)
         return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]

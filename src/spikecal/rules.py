@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from .graph import Node
+from .graph import Graph, Node
 from .ops import (
     Activation,
     AdaptiveAvgPool,
@@ -21,6 +21,7 @@ from .ops import (
     Constant,
     Conv,
     Expand,
+    Flip,
     Linear,
     Max,
     MaxPool,
@@ -67,6 +68,7 @@ class Importer(Protocol):
     """What a rule needs of the graph in the making."""
 
     nodes: list[Node]
+    tensors: dict[str, Tensor]
 
     def add(self, op: Op, inputs: tuple[str, ...], node: fx.Node, shape: Any = None) -> str:
         """Add a node and return its name."""
@@ -138,6 +140,14 @@ class Call:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one sample of an input."""
         return next(n.shape for n in reversed(self.importer.nodes) if n.name == self[name])
+
+    def fixed(self, name: str) -> Tensor | None:
+        """An argument as a tensor, (1, ...) or without batch, if it does not depend on the images."""
+        value = self[name]
+        if isinstance(value, Tensor | int | float):
+            return torch.as_tensor(value)
+        op = next((n.op for n in self.importer.nodes if n.name == value), None)
+        return self.importer.tensors[op.value].unsqueeze(0) if isinstance(op, Constant) else None
 
     def axis(self, dim: int, ndim: int) -> int:
         """A dimension as an axis of a sample; the batch dimension is refused."""
@@ -268,30 +278,86 @@ def _relu(c: Call) -> str:
     return c.add(Activation(), c.data("self"))
 
 
-@_rule(aten.clamp.default, aten.hardtanh.default, aten.clamp_min.default, aten.relu6.default)
+@_rule(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor)
+@_rule(aten.clamp_max.default, aten.clamp_max.Tensor)
 def _clamp(c: Call) -> str:
+    bounds = {name: c.fixed(name) for name in ("min", "max") if c.get(name) is not None}
+    if None in bounds.values():
+        raise Refuse("a bound that depends on the images is not one of a ReLU")
+    return _clipped(c, c.data("self"), bounds.get("min"), bounds.get("max"))
+
+
+@_rule(aten.hardtanh.default)
+def _hardtanh(c: Call) -> str:
+    return _clipped(c, c.data("self"), c["min_val"], c["max_val"])
+
+
+@_rule(aten.relu6.default)
+def _relu6(c: Call) -> str:
+    return _clipped(c, c.data("self"), 0, 6)
+
+
+@_rule(aten.maximum.default, aten.max.other)
+def _maximum(c: Call) -> str:
+    return _clipped(c, *_value_and_bound(c, "maximum"), None)
+
+
+@_rule(aten.minimum.default, aten.min.other)
+def _minimum(c: Call) -> str:
+    x, bound = _value_and_bound(c, "minimum")
+    return _clipped(c, x, None, bound)
+
+
+def _value_and_bound(c: Call, what: str) -> tuple[str, Tensor]:
+    for x, other in (("self", "other"), ("other", "self")):
+        bound = c.fixed(other)
+        if bound is not None:
+            return c.data(x), bound
+    raise Refuse(f"the {what} of two values that depend on the images is not a ReLU")
+
+
+def _clipped(c: Call, x: str, low: Tensor | float | None, high: Tensor | float | None) -> str:
     """clamp(x, a, b) = a + clamp(x − a, 0, b − a): an activation between two shifts."""
-    low, high = c.get("min"), c.get("max")
-    if c.node.target is aten.hardtanh.default:
-        low, high = c["min_val"], c["max_val"]
-    elif c.node.target is aten.relu6.default:
-        low, high = 0.0, 6.0
-    if low is None:
-        raise Refuse("a clamp without a lower bound is not a ReLU")
-    if high is not None and high <= low:
-        raise Refuse(f"its bounds {low} and {high} leave nothing between them")
-    return _shifted_activation(c, c.data("self"), float(low), None if high is None else float(high - low))
+    if low is None and not Graph(tuple(c.importer.nodes), {}).is_nonnegative(x):
+        raise Refuse("an upper bound alone is not a ReLU; put a ReLU in front of it")
+    below = _of_sample(c, 0.0 if low is None else low)
+    cap = None if high is None else _of_sample(c, high) - below
+    if cap is not None and not bool((cap > 0).all()):
+        raise Refuse("its bounds leave nothing between them")
+    if not below.any():
+        return c.add(Activation(c.optional("cap", cap)), x)
+    x = c.add(Scale(None, c.keep("below", -below)), x)
+    x = c.add(Activation(c.optional("cap", cap)), x)
+    return c.add(Scale(None, c.keep("above", below)), x)
 
 
-def _shifted_activation(c: Call, x: str, low: float, cap: float | None) -> str:
-    def constant(name: str, value: float) -> str:
-        shape = (1,) * (c.out.ndim - 1)
-        return c.keep(name, torch.full(shape, value, dtype=c.out.dtype, device=c.out.device))
+@dataclass(frozen=True)
+class _Comparison:
+    """Where x is positive, or where it is not: the condition of a ReLU written as torch.where."""
 
-    if low:
-        x = c.add(Scale(None, constant("below", -low)), x)
-    x = c.add(Activation(None if cap is None else constant("cap", cap)), x)
-    return c.add(Scale(None, constant("above", low)), x) if low else x
+    x: str
+    positive: bool
+
+
+_WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+
+
+@_rule(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
+def _compare(c: Call) -> _Comparison:
+    if c["other"] != 0 or any(user.target not in _WHERE for user in c.node.users):
+        raise Refuse("a comparison has no spiking meaning, but for torch.where(x > 0, x, 0)")
+    return _Comparison(c.data("self"), op_name(c.node) in ("gt", "ge"))
+
+
+@_rule(*_WHERE)
+def _where(c: Call) -> str:
+    condition = c["condition"]
+    if isinstance(condition, _Comparison):
+        x, other = ("self", "other") if condition.positive else ("other", "self")
+        zero = c.fixed(other)
+        if c[x] == condition.x and zero is not None and not zero.any():
+            return c.add(Activation(), condition.x)
+    raise Refuse("a choice between values has no spiking meaning, but for torch.where(x > 0, x, 0)")
 
 
 @_rule(aten.threshold.default)
@@ -299,14 +365,6 @@ def _threshold(c: Call) -> str:
     if c["threshold"] != 0 or c["value"] != 0:
         raise Refuse("only a threshold at 0 that gives 0 is a ReLU")
     return c.add(Activation(), c.data("self"))
-
-
-@_rule(aten.maximum.default)
-def _maximum(c: Call) -> str:
-    x, other = (c["self"], c["other"]) if isinstance(c["self"], str) else (c["other"], c["self"])
-    if not isinstance(other, Tensor) or not isinstance(x, str) or bool(other.count_nonzero()):
-        raise Refuse("only the maximum with 0 is a ReLU")
-    return c.add(Activation(), x)
 
 
 @_rule(aten.add.Tensor, aten.add.Scalar)
@@ -376,6 +434,15 @@ def _cat(c: Call) -> str:
     anchor = next(t for t in tensors if isinstance(t, str))
     names = [t if isinstance(t, str) else _constant(c, t, anchor) for t in tensors]
     return c.add(Concat(axis), *names)
+
+
+@_rule(aten.stack.default)
+def _stack(c: Call) -> str:
+    axis = c.axis(c["dim"], c.out.ndim)
+    anchor = next(t for t in c["tensors"] if isinstance(t, str))
+    shape = tuple(1 if a == axis else n for a, n in enumerate(c.out.shape[1:]))
+    names = [t if isinstance(t, str) else _constant(c, t, anchor) for t in c["tensors"]]
+    return c.add(Concat(axis), *(c.add(Reshape(shape), name, shape=shape) for name in names))
 
 
 def _constant(c: Call, value: Tensor, anchor: str) -> str:
@@ -490,9 +557,56 @@ def _permuted(c: Call, dims: list[int]) -> str:
     return c.add(Permute(tuple(d - 1 for d in dims[1:])), c.data("self"))
 
 
-@_rule(aten.expand.default)
+@_rule(aten.expand.default, aten.repeat.default)
 def _expand(c: Call) -> str:
-    return c.add(Expand(tuple(c.out.shape[1:])), c.data("self"))
+    shape = tuple(c.out.shape[1:])
+    if isinstance(c["self"], Tensor):  # a parameter, repeated for every image
+        value = _of_sample(c, c["self"])
+        value = value.repeat(c["repeats"][1:]) if "repeats" in c.args else value.expand(shape)
+        return c.add(Constant(c.keep("value", value)), c.importer.nodes[0].name)
+    if "repeats" in c.args:
+        raise Refuse("it repeats what depends on the images; write it with torch.cat")
+    return c.add(Expand(shape), c.data("self"))
+
+
+@_rule(aten.flip.default)
+def _flip(c: Call) -> str:
+    return c.add(Flip(tuple(c.axis(d, c.ndim("self")) for d in c["dims"])), c.data("self"))
+
+
+@_rule(aten.roll.default)
+def _roll(c: Call) -> str:
+    if not c["dims"]:
+        raise Refuse("it rolls over the batch as well; name the dimensions")
+    x, shape = c.data("self"), c.shape("self")
+    for shift, dim in zip(c["shifts"], c["dims"], strict=True):
+        axis = c.axis(dim, c.ndim("self"))
+        cut = -shift % shape[axis]
+        ends = [
+            c.add(Slice(axis, start, stop), x, shape=[*shape[:axis], stop - start, *shape[axis + 1 :]])
+            for start, stop in ((cut, shape[axis]), (0, cut))
+        ]
+        x = c.add(Concat(axis), *ends)
+    return x
+
+
+@_rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(c: Call) -> str:
+    (channels, height, width), r = c.out.shape[1:], c["upscale_factor"]
+    return _split_and_joined(c, (channels, r, r, height // r, width // r), (0, 3, 1, 4, 2))
+
+
+@_rule(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(c: Call) -> str:
+    (channels, height, width), r = c.shape("self"), c["downscale_factor"]
+    return _split_and_joined(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
+
+
+def _split_and_joined(c: Call, parts: tuple[int, ...], axes: tuple[int, ...]) -> str:
+    """Split axes into parts, exchange these, and join them to what the call gives."""
+    x = c.add(Reshape(parts), c.data("self"), shape=parts)
+    x = c.add(Permute(axes), x, shape=[parts[a] for a in axes])
+    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.slice.Tensor, aten.narrow.default)
@@ -582,11 +696,11 @@ def _identity(c: Call) -> str:
     return str(c.data("input" if "input" in c.args else "self"))
 
 
-@_rule(aten._to_copy.default, aten.to.dtype)
+@_rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default)
 def _to(c: Call) -> str:
-    dtype = c.get("dtype")
-    if dtype is not None and not dtype.is_floating_point:
-        raise Refuse("it rounds to whole numbers")
+    before, after = c.node.args[0].meta["val"].dtype, c.out.dtype  # type: ignore[union-attr]
+    if before != after:
+        raise Refuse(f"it goes from {before} to {after}, but a spiking network has one precision; remove the cast")
     return c.data("self")
 
 
@@ -612,4 +726,8 @@ REMEDIES = {
     "native_dropout": "dropout is active in the exported program; export it in eval mode",
     "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
     "bmm": "it multiplies two activations, as attention does",
+    **dict.fromkeys(
+        ("slice_scatter", "select_scatter", "copy", "fill", "index_put"),
+        "it writes into a part of a tensor, in place; put the parts together with torch.cat",
+    ),
 }

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+SCRATCH = 64  # bytes that an update needs beside each value that it takes in, at most
+
 
 class Accumulator(Protocol):
     """Watches the activations of one site, arranged as (rows, values): one row a channel, or one in all."""
@@ -40,6 +42,11 @@ def _alive(threshold: Tensor) -> Tensor:
     return torch.where(threshold > 0, threshold, torch.ones_like(threshold))
 
 
+def _untied(threshold: Tensor) -> Tensor:
+    """A hair below an activation: at the very activation rounding would decide over a spike, at every step anew."""
+    return threshold * (1 - 1e-5)  # more than sums of thousands of float32 products are off by
+
+
 @dataclass(frozen=True)
 class MaxActivation:
     """θ = the largest activation (Diehl et al. 2015): nothing is clipped, small values are floored away."""
@@ -61,7 +68,7 @@ class _Maximum:
 
     def end_pass(self) -> Tensor:
         assert self.top is not None
-        return _alive(self.top)
+        return _alive(_untied(self.top))
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class _Quantile:
     dtype: torch.dtype = torch.float32
 
     DIGIT = 11
-    nbytes: int = 8 * 2**11
+    nbytes: int = 24 * 2**11  # counts, those of the images in hand, and their sum
 
     def update(self, x: Tensor) -> None:
         x = x.relu() + 0.0  # no negative zero
@@ -132,7 +139,7 @@ class _Quantile:
             return None
         bits = self.prefix.to(torch.int32 if self.dtype == torch.float32 else torch.int64)
         value = bits.view(self.dtype)
-        return _alive(torch.where(value > 0, value, self.top))
+        return _alive(_untied(torch.where(value > 0, value, self.top)))
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ class _LeastError:
         assert self.counts is not None
         best = self.candidates().gather(1, self.errors().argmin(1)[:, None])[:, 0].to(self.top.dtype)
         dead = self.counts.view(len(best), -1).sum(1) == 0
-        return torch.where(dead, self.top, best)
+        return torch.where(dead, self.top, torch.minimum(best, _untied(self.top)))
 
     def candidates(self) -> Tensor:
         assert self.top is not None

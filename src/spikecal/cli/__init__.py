@@ -14,7 +14,7 @@ import typer
 
 from .arguments import check_writable, make_folder, numbers, shape
 from .failures import CommandGroup
-from .output import say, show, show_json, write_json
+from .output import say, show, show_json
 
 if TYPE_CHECKING:
     from ..recipes import Recipe
@@ -228,6 +228,7 @@ def evaluate(
     from ..checkpoint import load
     from ..data import load_data
     from ..evaluation import evaluate as evaluate_network
+    from ..files import write_json
     from .tables import evaluation_tables
 
     snn = load(network)

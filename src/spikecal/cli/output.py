@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,13 +35,3 @@ def say(text: str, label: str = "", style: str = "") -> None:
 
     console = Console(stderr=True, highlight=False)
     console.print(Text.assemble((label, style), text), soft_wrap=True)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
