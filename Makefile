@@ -2,6 +2,7 @@ PYTHON  ?= python3
 WORKERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
+BUILD   := pyproject.toml constraints.txt hatch_build.py $(wildcard src/spikecal/native/*.cpp src/spikecal/native/*.h)
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # One torch thread per test process: the processes share the cores, and sums come out the same everywhere.
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
@@ -34,11 +35,11 @@ help:  ## this list
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/demo.stamp: $(BUILD) | $(BIN)/python
 	$(INSTALL) --editable '.[demo]'
 	touch $@
 
 # The dev extra contains the demo extra, so one installation serves both stamps.
-$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/dev.stamp: $(BUILD) | $(BIN)/python
 	$(INSTALL) --editable '.[dev]'
 	touch $(VENV)/demo.stamp $@

@@ -19,7 +19,8 @@ from spikecal.capture import capture
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation
 from spikecal.preparation import prepare
-from spikecal.simulation import Neurons, Value
+from spikecal.simulation import Neurons
+from spikecal.values import Value
 from zoo import example, make
 
 # A shared, slow machine says nothing about the code: property tests have no time limit.

@@ -15,7 +15,7 @@ from spikecal.capture import capture
 from spikecal.graph import Graph
 from spikecal.preparation import prepare
 from spikecal.replay import Replay, initial_site
-from spikecal.simulation import count_work, run_snn
+from spikecal.simulation import count_work, run_snn, snn_program
 
 WIDTH, T = 6, 16
 
@@ -78,7 +78,7 @@ def naively(graph: Graph, recipe: sc.Recipe) -> int:
     snn, x = sc.convert(shell(graph), torch.randn(8, WIDTH), T, recipe), [torch.randn(8, WIDTH)]
     with count_work() as work:
         for _ in snn.sites:
-            list(run_snn(snn.graph, snn.sites, x, T))
+            list(run_snn(snn_program(snn.graph, snn.sites), snn.sites, x, T))
     return work.node_steps
 
 

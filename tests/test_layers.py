@@ -18,10 +18,13 @@ PACKAGE = Path(spikecal.__file__).parent
 #: From the ground up: a module may import only what stands in front of it.
 ORDER = [
     "errors",
+    "native",
     "functional",
     "progress",
     "thresholds",
+    "values",
     "ops",
+    "kernels",
     "graph",
     "memory",
     "segments",
@@ -30,6 +33,7 @@ ORDER = [
     "preparation",
     "capture",
     "simulation",
+    "engine",
     "replay",
     "calibration",
     "recipes",

@@ -18,7 +18,8 @@ from helpers import converted, dense_graph, distance, inputs, neuron_dict, shell
 from spikecal.capture import capture
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation, Conv, Input, Linear, Output, Peak
-from spikecal.simulation import Neurons, Value, count_work, run_ann, run_snn
+from spikecal.simulation import Neurons, count_work, run_ann, run_snn, snn_program
+from spikecal.values import Value
 
 STEPS: dict[str, tuple[Any, ...]] = {
     "thresholds only": (),
@@ -153,7 +154,7 @@ def test_every_net_equals_a_simulation_step_by_step(name: str) -> None:
     snn, x = converted(name), inputs(name, 3, seed=7)
     expected = step_by_step(snn, x)
     for block in (None, 1, 3):
-        parts = list(run_snn(snn.graph, snn.sites, x, snn.T, block=block))
+        parts = list(run_snn(snn_program(snn.graph, snn.sites), snn.sites, x, snn.T, block=block))
         assert [len(part[0]) for part in parts] == {None: [8], 1: [1] * 8, 3: [3, 3, 2]}[block]
         assert distance([torch.cat(steps) for steps in zip(*parts, strict=True)], expected) < 1e-9
 
@@ -188,7 +189,11 @@ def test_taps_see_every_site_of_ann_and_snn() -> None:
     assert all(value.data.shape == (3, *snn.graph.by_name[name].shape) for name, value in seen)
     assert torch.equal(seen[-1][1].data, y)
     seen.clear()
-    list(run_snn(snn.graph, snn.sites, x, snn.T, lambda node, value: seen.append((node.name, value))))
+    list(
+        run_snn(
+            snn_program(snn.graph, snn.sites), snn.sites, x, snn.T, lambda node, value: seen.append((node.name, value))
+        )
+    )
     assert [name for name, _ in seen] == sites
     for name, value in seen[:-1]:
         assert value.data.shape == (snn.T, 3, *snn.graph.by_name[name].shape)
@@ -207,7 +212,7 @@ def test_what_is_constant_in_time_is_computed_once(name: str, block: int | None)
             changes.add(node.name)
     affine = [n.name for n in snn.graph.nodes if not isinstance(n.op, Activation | Input)]
     with count_work() as work:
-        list(run_snn(snn.graph, snn.sites, x, snn.T, block=block))
+        list(run_snn(snn_program(snn.graph, snn.sites), snn.sites, x, snn.T, block=block))
     assert work.node_steps == 3 * sum(snn.T if name in changes else 1 for name in affine)
     assert work.neuron_steps == 3 * snn.T * len(snn.graph.neurons)
 

@@ -17,8 +17,9 @@ from helpers import captured, inputs, prepared, shell
 from spikecal.conversion import find_thresholds
 from spikecal.graph import Graph
 from spikecal.ops import Linear
-from spikecal.simulation import Value, run_ann
+from spikecal.simulation import run_ann
 from spikecal.thresholds import Accumulator
+from spikecal.values import Value
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 

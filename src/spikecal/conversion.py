@@ -23,8 +23,9 @@ from .preparation import prepare
 from .progress import track
 from .recipes import Recipe, find_recipe
 from .replay import LayerStatistics, Replay, initial_site
-from .simulation import Site, Value, run_ann
+from .simulation import Site, run_ann
 from .thresholds import ThresholdRule
+from .values import Value
 
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
 MODEL_FILES = (".pt2", ".onnx", ".spk")

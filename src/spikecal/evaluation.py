@@ -16,7 +16,8 @@ from .images import fit_inputs, split_batch
 from .network import SpikingNetwork, running_mean
 from .ops import Activation
 from .progress import track
-from .simulation import Neurons, Value, run_ann
+from .simulation import Neurons, run_ann
+from .values import Value
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .engine import lowered
 from .graph import Graph
 from .images import Inputs, fit_inputs
 from .memory import block_of_steps, budget, chunk_of_images
 from .recipes import Recipe
 from .replay import LayerStatistics
-from .simulation import Site, Tap, run_ann, run_snn
+from .simulation import Instruction, Site, Tap, run_ann, run_snn
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,6 +28,7 @@ class SpikingNetwork:
     graph: the operations with calibrated weights; source: the same with the original ones, the ANN twin.
     sites: the parameters of neurons and outputs by name. statistics: what the calibration images showed there.
     memory: the most memory a call may use, such as "2GiB"; by default half of what is free.
+    engine: "dense" runs on torch alone, "event" on the native kernels where they can, "auto" on what is faster.
     """
 
     def __init__(
@@ -38,9 +40,12 @@ class SpikingNetwork:
         recipe: Recipe,
         statistics: Mapping[str, LayerStatistics],
         memory: str | int | None = None,
+        engine: str = "auto",
     ) -> None:
         self.graph, self.source, self.sites = graph, source, dict(sites)
         self.T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
+        self.engine = engine
+        self._lowered: tuple[tuple[Any, ...], list[Instruction]] | None = None
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The mean output over the T steps, in the structure of the model's own result: compare it with the ANN's."""
@@ -57,7 +62,15 @@ class SpikingNetwork:
     def simulate(self, inputs: Inputs, tap: Tap | None = None) -> Iterator[list[Tensor]]:
         """The current at every output, [(t, B, ...)] for t steps after t steps; `tap` sees every site."""
         block = block_of_steps(self.graph, self.T, budget(self.memory), len(inputs[0]))
-        return run_snn(self.graph, self.sites, inputs, self.T, tap, block)
+        return run_snn(self._program(), self.sites, inputs, self.T, tap, block)
+
+    def _program(self) -> list[Instruction]:
+        """What is run, made anew only where weights or neurons have changed."""
+        parts = (self.graph, self.engine, *self.sites.values())
+        if self._lowered is None or any(a is not b for a, b in zip(self._lowered[0], parts, strict=True)):
+            rates = {name: s.firing_rate for name, s in self.statistics.items() if s.firing_rate is not None}
+            self._lowered = (parts, lowered(self.graph, self.sites, rates, self.engine))
+        return self._lowered[1]
 
     @torch.no_grad()
     def currents(self, inputs: Inputs, tap: Tap | None = None) -> list[Tensor]:

@@ -19,27 +19,33 @@ from .graph import Graph, Node
 from .memory import chunk_of_images, peak_bytes
 from .ops import Activation, Conv, Linear
 from .segments import Segment, last_readers, segments
-from .simulation import Neurons, Readout, Site, Value, fire, run_segment, site_current
+from .simulation import Neurons, Readout, Site, fire, run_segment, site_current
+from .values import PackedSpikes, Value
 
 
 @dataclass
 class _Store:
     """Values of all images at one node, over time."""
 
-    data: Tensor  # constant: (N, ...); real train: (T, N, ...); spikes: packed bits (⌈T/8⌉, N, ...)
+    data: Tensor  # constant: (N, ...); real train: (T, N, ...); spikes: bits, of steps (⌈T/8⌉, N, ...) or of channels
     constant: bool
     height: Tensor | None  # of spikes
+    packed: PackedSpikes | None = None  # what the spikes are like, if the bits are those of channels
 
     def images(self, part: slice, T: int) -> Value:
         if self.constant:
             return Value(self.data[part])
         data = self.data[:, part]
+        if self.packed is not None:
+            return PackedSpikes(data.contiguous(), self.packed.channel_height, self.packed.shape, self.packed.rate)
         if self.height is not None:
             data = unpack_bits(data, T, self.height)
         return Value(data, constant=False, height=self.height)
 
     def mean(self, T: int) -> Tensor:
         """Mean over time for every image, (N, ...)."""
+        if self.packed is not None:
+            return self.images(slice(None), T).mean()
         if self.height is not None:
             return count_spikes(self.data, T) * (self.height / T)
         return self.data if self.constant else mean_over_time(self.data)
@@ -99,7 +105,11 @@ class Layer:
     def output(self, values: Mapping[str, Value]) -> Value:
         """What the site gives: spikes, or the current at an output."""
         current = site_current(values[self.segment.source], self.site.bias, self.T)  # (T, B, ...)
-        return fire(current, self.site)[0] if isinstance(self.site, Neurons) else Value(current, constant=False)
+        return (
+            fire(current, self.site, packed=True)[0]
+            if isinstance(self.site, Neurons)
+            else Value(current, constant=False)
+        )
 
     def target(self, part: slice = slice(None)) -> Tensor:
         """The ANN's activations at this site, (B, ...)."""
@@ -155,8 +165,7 @@ class Replay:
         """Fire with the final parameters, keep what later segments read, and drop what none does."""
         site, rates, wrong, power = layer.segment.site, 0.0, 0.0, 0.0
         stored: dict[str, Tensor] = {}
-        heights: dict[str, Tensor | None] = {}
-        constant: dict[str, bool] = {}
+        like: dict[str, Value] = {}
         for part, values in layer.chunks():
             output, target = layer.output(values), layer.target(part)
             mean = output.mean()
@@ -166,13 +175,16 @@ class Replay:
             values = {**values, site.name: output}
             for name in self.kept(layer.segment):
                 value = values[name]
-                heights[name], constant[name] = value.height, value.constant
-                data = value.data if value.height is None else pack_bits(value.data, value.height)
-                self._write(stored, name, part, data, axis=0 if value.constant else 1)
-        self.store |= {name: _Store(stored[name], constant[name], heights[name]) for name in stored}
-        self._drop(layer.segment)
+                like[name] = value
+                self._write(stored, name, part, _as_bits(value), axis=0 if value.constant else 1)
         fires = isinstance(layer.site, Neurons)
         rate = rates / (self.images * prod(site.shape)) if fires else None
+        for name, value in like.items():
+            packed = value if isinstance(value, PackedSpikes) else None
+            if packed is not None and rate is not None:
+                packed = PackedSpikes(packed.bits[:0], packed.channel_height, packed.shape, rate)
+            self.store[name] = _Store(stored[name], value.constant, value.height, packed)
+        self._drop(layer.segment)
         return LayerStatistics(rate, wrong / power if power else float(wrong > 0))
 
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:
@@ -203,8 +215,11 @@ class Replay:
 
     def _bytes(self, node: Node) -> int:
         item = self.graph.dtype.itemsize
-        over_time = -(-self.T // 8) if isinstance(node.op, Activation) else self.T * item
-        return prod(node.shape) * self.images * (over_time + item)
+        if not isinstance(node.op, Activation):
+            return prod(node.shape) * self.images * (self.T + 1) * item
+        channels = node.shape[0] if node.shape else 1
+        rounded = 64 * -(-channels // 64) / channels  # bits of channels come in words
+        return int(prod(node.shape) * self.images * (max(-(-self.T // 8), self.T * rounded / 8) + item))
 
     def kept(self, segment: Segment) -> list[str]:
         """What of this segment outlives it; the site itself stays until its errors are measured."""
@@ -222,6 +237,13 @@ class Replay:
         if name not in into:
             into[name] = _resized(data, axis, self.images)
         into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)
+
+
+def _as_bits(value: Value) -> Tensor:
+    """What is kept of a value: spikes take one bit each."""
+    if isinstance(value, PackedSpikes):
+        return value.bits
+    return value.data if value.height is None else pack_bits(value.data, value.height)
 
 
 def _resized(data: Tensor, axis: int, size: int) -> Tensor:

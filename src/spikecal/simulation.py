@@ -6,18 +6,22 @@ steps ride in the batch dimension while affine operations work on them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from .functional import increments, integrate_and_fire, mean_over_time
+from .functional import increments, integrate_and_fire
 from .graph import Graph, Node
-from .ops import Activation, Input, Max, Output, Peak
+from .kernels import can_scan, convolve, scan
+from .ops import Activation, Conv, Input, Linear, Max, Output, Peak
 from .segments import Segment
+from .values import PackedSpikes, Value
 
 
 @dataclass(frozen=True)
@@ -45,31 +49,13 @@ class Readout:
 Site = Neurons | Readout
 
 
-@dataclass(frozen=True)
-class Value:
-    """What a node gives: the same at every step, or a train over time."""
-
-    data: Tensor  # (B, ...) if constant, else (t, B, ...)
-    constant: bool = True
-    height: Tensor | None = None  # of spikes: every element is 0 or this
-
-    def dense(self, steps: int) -> Tensor:
-        """With time in the batch dimension: (t·B, ...)."""
-        if self.constant:
-            return self.data.expand(steps, *self.data.shape).flatten(0, 1)
-        return self.data.flatten(0, 1)
-
-    def mean(self) -> Tensor:
-        """Mean over the steps, (B, ...)."""
-        return self.data if self.constant else mean_over_time(self.data)
-
-
 @dataclass
 class Work:
     """What was computed, for tests of cost: images × steps for every node that was run over time."""
 
     node_steps: int = 0
     neuron_steps: int = 0
+    events: int = 0  # active inputs that the native kernels went through
 
 
 _work: ContextVar[Work | None] = ContextVar("work", default=None)
@@ -87,18 +73,29 @@ def count_work() -> Iterator[Work]:
         _work.reset(token)
 
 
+def note_work(nodes: int = 0, neurons: int = 0, events: int = 0) -> None:
+    """Add to the count, if anybody counts."""
+    if (work := _work.get()) is not None:
+        work.node_steps += nodes
+        work.neuron_steps += neurons
+        work.events += events
+
+
 State = dict[str, Any]  # what a run carries from step to step, by node
 
 
 def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, state: State) -> Value:
     """One node other than a neuron, on values that may or may not change over time."""
     constant = all(v.constant for v in inputs)
-    if (work := _work.get()) is not None:
-        work.node_steps += inputs[0].data.shape[0 if inputs[0].constant else 1] * (1 if constant else steps)
+    note_work(nodes=inputs[0].images * (1 if constant else steps))
     if constant:
         return Value(node.op.run(graph.tensors, *(v.data for v in inputs)))
     if isinstance(node.op, Peak):
         return _peak(node, inputs[0], state)
+    if isinstance(node.op, Conv | Linear) and isinstance(inputs[0], PackedSpikes):
+        current = convolve(node.op, graph.tensors, inputs[0], node.shape)
+        if current is not None:
+            return Value(current, constant=False)
     y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
     return Value(y.unflatten(0, (steps, -1)), constant=False)
 
@@ -123,10 +120,14 @@ def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:
     return value.data + bias
 
 
-def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None) -> tuple[Value, Tensor]:
-    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards."""
-    if (work := _work.get()) is not None:
-        work.neuron_steps += current.shape[0] * current.shape[1]
+def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: bool = False) -> tuple[Value, Tensor]:
+    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards.
+
+    `packed`: as bits, where the native kernels can.
+    """
+    note_work(neurons=current.shape[0] * current.shape[1])
+    if packed and v is None and can_scan(current, neurons.threshold):
+        return scan(current, neurons.threshold, neurons.v0)
     spikes, v = integrate_and_fire(current, neurons.threshold, neurons.v0 if v is None else v)
     return Value(spikes, constant=False, height=neurons.threshold), v
 
@@ -142,13 +143,45 @@ def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], ste
 Tap = Callable[[Node, Value], None]
 
 
+@dataclass(frozen=True)
+class Instruction:
+    """One entry of a program: how the value of a node comes from those it reads."""
+
+    node: Node
+    reads: tuple[str, ...]
+    run: Callable[[Sequence[Value], int, State], Value]  # (what it reads, steps, state) -> its value
+
+
+def ann_program(graph: Graph) -> list[Instruction]:
+    """Every node as it stands: activations are ReLUs."""
+    return [Instruction(node, node.inputs, partial(run_node, graph, node)) for node in graph.nodes]
+
+
+def snn_program(graph: Graph, sites: Mapping[str, Site]) -> list[Instruction]:
+    """The same with neurons in place of activations."""
+    return [
+        Instruction(step.node, step.reads, partial(_fire_at, step.node, sites[step.node.name]))
+        if isinstance(step.node.op, Activation)
+        else step
+        for step in ann_program(graph)
+    ]
+
+
+def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, state: State) -> Value:
+    assert isinstance(neurons, Neurons)
+    current = site_current(inputs[0], neurons.bias, steps)
+    spikes, state[node.name] = fire(current, neurons, state.get(node.name))
+    return spikes
+
+
 def run_ann(graph: Graph, inputs: Sequence[Tensor], tap: Tap | None = None) -> list[Tensor]:
     """The outputs of the ANN; `tap` is shown the value at every activation and output."""
-    return [block.data for block in _run(graph, inputs, None, 1, {}, {}, tap)]
+    found = run_steps(ann_program(graph), inputs, 1, {}, None, tap)
+    return [found[node.name].data for node in graph.outputs]
 
 
 def run_snn(
-    graph: Graph,
+    program: Sequence[Instruction],
     sites: Mapping[str, Site],
     inputs: Sequence[Tensor],
     T: int,
@@ -161,60 +194,41 @@ def run_snn(
     """
     state: State = {}
     constants: dict[str, Value] = {}
+    outputs = [step.node for step in program if isinstance(step.node.op, Output)]
     for start in range(0, T, block or T):
         steps = min(block or T, T - start)
-        outputs = _run(graph, inputs, sites, steps, state, constants, tap)
-        yield [site_current(v, sites[n.name].bias, steps) for n, v in zip(graph.outputs, outputs, strict=True)]
+        found = run_steps(program, inputs, steps, state, constants, tap)
+        yield [site_current(found[node.name], sites[node.name].bias, steps) for node in outputs]
 
 
-def _run(
-    graph: Graph,
+def run_steps(
+    program: Sequence[Instruction],
     inputs: Sequence[Tensor],
-    sites: Mapping[str, Site] | None,
     steps: int,
     state: State,
-    constants: dict[str, Value],
+    constants: dict[str, Value] | None,
     tap: Tap | None,
-) -> list[Value]:
-    """One pass over the nodes for `steps` steps; `state` and `constants` carry over to the next steps."""
+) -> dict[str, Value]:
+    """The outputs after one pass over the program; `state` and `constants` carry over to the next steps."""
     images = iter(inputs)
-    values: dict[str, Value] = dict(constants)
-    waiting = {name: len(readers) for name, readers in graph.readers.items()}
-    outputs = []
-    for node in graph.nodes:
-        if isinstance(node.op, Input):
-            values[node.name] = Value(next(images))
-        elif node.name not in values:
-            values[node.name] = _value(graph, node, values, sites, steps, state)
-        value = values[node.name]
-        if isinstance(node.op, Output):
-            outputs.append(value)
-        if tap is not None and node.is_site:
-            tap(node, value)
-        if sites is not None and value.constant and not isinstance(node.op, Input):
-            constants[node.name] = value
-        for name in node.inputs:
-            waiting[name] -= 1
-            if not waiting[name]:
-                del values[name]
-    return outputs
-
-
-def _value(
-    graph: Graph,
-    node: Node,
-    values: Mapping[str, Value],
-    sites: Mapping[str, Site] | None,
-    steps: int,
-    state: State,
-) -> Value:
-    if sites is None or not isinstance(node.op, Activation):
-        return run_node(graph, node, [values[i] for i in node.inputs], steps, state)
-    neurons = sites[node.name]
-    assert isinstance(neurons, Neurons)
-    current = site_current(values[node.inputs[0]], neurons.bias, steps)
-    spikes, state[node.name] = fire(current, neurons, state.get(node.name))
-    return spikes
+    values: dict[str, Value] = dict(constants or {})
+    waiting = Counter(name for step in program for name in step.reads)
+    for step in program:
+        name = step.node.name
+        if isinstance(step.node.op, Input):
+            values[name] = Value(next(images))
+        elif name not in values:
+            values[name] = step.run([values[i] for i in step.reads], steps, state)
+        value = values[name]
+        if tap is not None and step.node.is_site:
+            tap(step.node, value)
+        if constants is not None and value.constant and not isinstance(step.node.op, Input):
+            constants[name] = value
+        for i in step.reads:
+            waiting[i] -= 1
+            if not waiting[i]:
+                del values[i]
+    return values
 
 
 def with_bias(site: Site, delta: Tensor) -> Site:

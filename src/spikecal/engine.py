@@ -1,0 +1,258 @@
+"""Which parts of a spiking network run on the native kernels.
+
+A program is lowered by fusing each layer of neurons with the convolutions in front of it into one instruction:
+spikes travel between such layers as bits, and become floats only where another operation reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from . import native
+from .errors import CalibrationError
+from .graph import Graph, Node
+from .kernels import choose, conv_form, padded_threshold, two
+from .ops import Activation, AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
+from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
+from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
+
+ENGINES = ("auto", "dense", "event")
+
+
+def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], engine: str) -> list[Instruction]:
+    """The program of a spiking network, with native layers where they are wanted and possible."""
+    if engine not in ENGINES:
+        raise CalibrationError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    program = snn_program(graph, sites)
+    if engine == "dense" or graph.dtype != torch.float32 or graph.device.type != "cpu" or native.library() is None:
+        return program
+    planner = _Planner(graph, sites, rates, always=engine == "event")
+    return _needed([planner.instruction(step) for step in program])
+
+
+def _needed(program: list[Instruction]) -> list[Instruction]:
+    """Without what nobody reads any more."""
+    read: set[str] = set()
+    kept = []
+    for step in reversed(program):
+        if step.node.is_site or isinstance(step.node.op, Input) or step.node.name in read:
+            kept.append(step)
+            read.update(step.reads)
+    return kept[::-1]
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Where the spikes of a convolution come from: neurons, perhaps through average pooling."""
+
+    source: str
+    window: tuple[int, int] = (1, 1)
+    hop: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
+class _ConvTerm:
+    """A convolution that the kernels do."""
+
+    source: str
+    form: native.Conv
+    weights: Tensor  # packed, with the height of the spikes
+    bias: Tensor | None  # (C,)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Neurons and what the kernels compute in front of them."""
+
+    node: Node
+    neurons: Neurons
+    convs: tuple[_ConvTerm, ...]
+    shortcut: str | None  # spikes that are added as they are
+    shortcut_height: Tensor | None
+    others: tuple[str, ...]  # currents that are added as they are
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        spikes = [c.source for c in self.convs] + ([self.shortcut] if self.shortcut else [])
+        return (*spikes, *self.others)
+
+    @cached_property
+    def threshold(self) -> Tensor:
+        return padded_threshold(self.neurons.threshold, image_shape(self.node.shape)[0])
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """The constant current of neurons and convolutions, in the shape of a sample."""
+        biases = [c.bias for c in self.convs if c.bias is not None]
+        total = self.neurons.bias.expand(self.node.shape)
+        for b in biases:
+            total = total + b.reshape(-1, *(1,) * (len(self.node.shape) - 1))
+        return total
+
+    def run(self, inputs: Sequence[Value], steps: int, state: State) -> Value:
+        values = dict(zip(self.reads, inputs, strict=True))
+        channels, height, width = image_shape(self.node.shape)
+        images = inputs[0].images
+        constant = self.bias.unsqueeze(0)  # (1, C, ...), or (B, C, ...)
+        trains = []
+        for name in self.others:
+            if values[name].constant:
+                constant = constant + values[name].data
+            else:
+                trains.append(values[name].data)  # (t, B, C, ...)
+        constant = channels_last(constant, self.node.shape, channels)
+        addend = channels_last(sum(trains[1:], trains[0]).flatten(0, 1), self.node.shape, channels) if trains else None
+        if self.node.name not in state:
+            v0 = self.neurons.v0.expand(1, *self.node.shape)
+            state[self.node.name] = channels_last(v0, self.node.shape, channels).repeat(images, 1, 1, 1)
+        fired = torch.zeros(steps, images, height, width, native.words(channels), dtype=torch.int64)
+        sources = [bits_of(values[c.source]) for c in self.convs]
+        shortcut = None if self.shortcut is None else bits_of(values[self.shortcut])
+        forms = (native.Conv * len(self.convs))()
+        for i, (conv, bits) in enumerate(zip(self.convs, sources, strict=True)):
+            forms[i] = conv.form
+            forms[i].spikes, forms[i].weights = bits.data_ptr(), conv.weights.data_ptr()
+        layer = native.Layer(
+            convs=ctypes.addressof(forms),
+            n_convs=len(forms),
+            T=steps,
+            N=images,
+            out_h=height,
+            out_w=width,
+            out_channels=channels,
+            constant=constant.data_ptr(),
+            constant_stride=0 if len(constant) == 1 else constant[0].numel(),
+            addend=None if addend is None else addend.data_ptr(),
+            shortcut=None if shortcut is None else shortcut.data_ptr(),
+            height=None if self.shortcut_height is None else self.shortcut_height.data_ptr(),
+            threshold=self.threshold.data_ptr(),
+            v=state[self.node.name].data_ptr(),
+            fired=fired.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+        note_work(neurons=steps * images, events=native.run(layer))
+        return PackedSpikes(fired, self.threshold[:channels], self.node.shape)
+
+
+class _Planner:
+    """Finds what can be fused."""
+
+    def __init__(self, graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], always: bool) -> None:
+        self.graph, self.sites, self.rates, self.always = graph, sites, rates, always
+        self.heights: dict[str, Tensor] = {}  # of spikes, (C,), by the node that gives them
+        for node in graph.nodes:
+            height = self._height(node)
+            if height is not None:
+                self.heights[node.name] = height
+
+    def _height(self, node: Node) -> Tensor | None:
+        if not is_image(node.shape):
+            return None
+        if isinstance(node.op, MaxPool | AdaptiveMaxPool):
+            return self.heights.get(node.inputs[0])
+        site = self.sites.get(node.name)
+        if not isinstance(site, Neurons) or prod(site.threshold.shape[1:]) != 1:
+            return None
+        return site.threshold.reshape(-1).expand(node.shape[0]).contiguous()
+
+    def instruction(self, step: Instruction) -> Instruction:
+        """The native form of a layer of neurons; anything else stays as it is."""
+        node = step.node
+        if not isinstance(node.op, Activation) or node.name not in self.heights:
+            return step
+        layer = self._layer(node)
+        return replace(step, reads=layer.reads, run=layer.run)
+
+    def _layer(self, node: Node) -> _Layer:
+        neurons = self.sites[node.name]
+        assert isinstance(neurons, Neurons)
+        convs: list[_ConvTerm] = []
+        shortcut, others = None, []
+        for term in self._terms(node.inputs[0]):
+            conv = self._conv(term, convs)
+            if conv is not None:
+                convs.append(conv)
+            elif term in self.heights and shortcut is None:
+                shortcut = term
+            else:
+                others.append(term)
+        height = None
+        if shortcut is not None:
+            height = self.heights[shortcut]
+            height = torch.nn.functional.pad(height, (0, native.padded(len(height)) - len(height)))
+        return _Layer(node, neurons, tuple(convs), shortcut, height, tuple(others))
+
+    def _terms(self, name: str) -> Iterable[str]:
+        """The summands of a current."""
+        node = self.graph.by_name[name]
+        shapes = {self.graph.by_name[i].shape for i in node.inputs}
+        if isinstance(node.op, Add) and node.op.alpha == 1 and shapes == {node.shape} and self._alone(name):
+            return [term for i in node.inputs for term in self._terms(i)]
+        return [name]
+
+    def _alone(self, name: str) -> bool:
+        return len(self.graph.readers[name]) == 1
+
+    def _conv(self, name: str, others: Sequence[_ConvTerm]) -> _ConvTerm | None:
+        """The convolution or linear layer as the kernels do it, unless they cannot or torch is faster."""
+        node = self.graph.by_name[name]
+        if not isinstance(node.op, Conv | Linear) or not is_image(node.shape) or not self._alone(name):
+            return None
+        if isinstance(node.op, Linear) and len(node.shape) != 1:
+            return None
+        weight = self.graph.tensors[node.op.weight]
+        events = self._events(node.inputs[0])
+        if isinstance(node.op, Linear):
+            flat = self.graph.by_name[node.inputs[0]]
+            if events is None and isinstance(flat.op, Reshape) and flat.inputs[0] in self.heights:
+                events = _Events(flat.inputs[0])  # a flattened image: the kernel covers all of it
+                weight = weight.reshape(len(weight), *self.graph.by_name[events.source].shape)
+            weight = weight.reshape(*weight.shape, *(1,) * (4 - weight.ndim))
+        elif weight.ndim == 3:
+            weight = weight.unsqueeze(2)
+        if events is None:
+            return None
+        source = self.graph.by_name[events.source].shape
+        form = conv_form(node.op, weight.shape[2:], source, node.shape[0], events.window, events.hop)
+        if form is None or any(c.form.groups != form.groups for c in others):
+            return None
+        best = choose(form, node.shape[0], self.rates.get(events.source, USUAL_RATE))
+        if best == "dense" and not self.always:
+            return None
+        if self.always and best != "depthwise":
+            best = "events"
+        form.tables = int(best == "tables")
+        height = self.heights[events.source] / prod(events.window)
+        packed = native.pack_weights(form, node.shape[0], weight, height)
+        bias = None if node.op.bias is None else self.graph.tensors[node.op.bias]
+        return _ConvTerm(events.source, form, packed, bias)
+
+    def _events(self, name: str) -> _Events | None:
+        """The spikes behind a value, if it is spikes or an average over windows of them."""
+        node = self.graph.by_name[name]
+        if name in self.heights:
+            return _Events(name)
+        if not node.inputs or node.inputs[0] not in self.heights:
+            if isinstance(node.op, Reshape) and prod(node.shape) == node.shape[0] == self._channels(node.inputs[0]):
+                return self._events(node.inputs[0])
+            return None
+        _, *space = image_shape(self.graph.by_name[node.inputs[0]].shape)
+        whole = (space[0], space[1])
+        if isinstance(node.op, Mean) and prod(node.shape) == self._channels(node.inputs[0]):
+            return _Events(node.inputs[0], whole, whole)
+        if isinstance(node.op, AdaptiveAvgPool) and prod(node.op.size) == 1:
+            return _Events(node.inputs[0], whole, whole)
+        if isinstance(node.op, AvgPool) and not any(node.op.padding) and not node.op.ceil_mode and not node.op.divisor:
+            return _Events(node.inputs[0], two(node.op.kernel, 1), two(node.op.stride, 1))
+        return None
+
+    def _channels(self, name: str) -> int:
+        shape = self.graph.by_name[name].shape
+        return shape[0] if shape else 0

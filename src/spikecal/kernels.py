@@ -1,0 +1,122 @@
+"""Convolutions and neurons on the native kernels: what they can do, and what of it is faster than torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from . import native
+from .ops import Conv, Linear, Tensors
+from .values import PackedSpikes, channels_last, image_shape, is_image
+
+
+def conv_form(
+    op: Conv | Linear,
+    kernel: Sequence[int],
+    source: Sequence[int],
+    outputs: int,
+    window: tuple[int, int] = (1, 1),
+    hop: tuple[int, int] = (1, 1),
+) -> native.Conv | None:
+    """A convolution over spikes of this shape, averaged over windows, as the kernels take it; None if they cannot."""
+    channels, in_h, in_w = image_shape(source)
+    conv = op if isinstance(op, Conv) else Conv("")
+    if conv.transposed or len(conv.stride) > 2:
+        return None
+    form = native.Conv(in_channels=channels, in_h=in_h, in_w=in_w, groups=conv.groups)
+    (form.window_h, form.window_w), (form.hop_h, form.hop_w) = window, hop
+    form.map_h, form.map_w = (in_h - window[0]) // hop[0] + 1, (in_w - window[1]) // hop[1] + 1
+    form.kernel_h, form.kernel_w = kernel
+    form.stride_h, form.stride_w = two(conv.stride, 1)
+    form.pad_h, form.pad_w = two(conv.padding, 0)
+    form.dilation_h, form.dilation_w = two(conv.dilation, 1)
+    if is_depthwise(form, outputs):
+        return form if prod(window) == 1 else None
+    if conv.groups > 1 and outputs // conv.groups % native.lanes():
+        return None  # a block of output channels would reach into the next group
+    return form
+
+
+def two(sizes: Sequence[int], missing: int) -> tuple[int, int]:
+    """Sizes along height and width; a one-dimensional convolution runs along the width."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (missing, sizes[0])
+
+
+def is_depthwise(form: native.Conv, outputs: int) -> bool:
+    return bool(1 < form.groups == form.in_channels == outputs)
+
+
+def choose(form: native.Conv, outputs: int, rate: float) -> str:
+    """The cheapest way to one output pixel, by nanoseconds measured on one machine: only their ratios matter."""
+    if is_depthwise(form, outputs):
+        return "depthwise"
+    per_group = form.in_channels // form.groups
+    taps, vectors = form.kernel_h * form.kernel_w * per_group, max(1, outputs // 8)
+    pooled = form.window_h * form.window_w
+    events = 7 * form.kernel_h * form.groups + taps * rate * pooled * vectors * 0.5
+    tables = taps / 4 * vectors * 0.45
+    dense = taps * outputs * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + outputs)
+    if pooled > 1 or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
+        tables = float("inf")  # what is looked up must lie in one word
+    costs = {"events": events, "tables": tables, "dense": dense}
+    return min(costs, key=lambda k: costs[k])
+
+
+def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequence[int]) -> Tensor | None:
+    """The current (t, B, *shape) that spikes give through a convolution; None where torch should do it."""
+    weight = tensors[op.weight]
+    if not is_image(shape) or (isinstance(op, Linear) and len(x.shape) > 1):
+        return None
+    weight = weight.reshape(*weight.shape[:2], *two(weight.shape[2:] or (1,), 1))
+    form = conv_form(op, weight.shape[2:], x.shape, shape[0])
+    if form is None or (way := choose(form, shape[0], x.rate)) == "dense":
+        return None
+    form.tables = int(way == "tables")
+    packed = native.pack_weights(form, shape[0], weight, x.channel_height)
+    form.spikes, form.weights = x.bits.data_ptr(), packed.data_ptr()
+    channels, height, width = image_shape(shape)
+    steps, images = x.bits.shape[:2]
+    current = torch.empty(steps, images, height, width, native.padded(channels))
+    layer = native.Layer(ctypes.addressof(form), 1, steps, images, height, width, channels)
+    if op.bias is not None:
+        bias = torch.nn.functional.pad(tensors[op.bias], (0, native.padded(channels) - channels)).repeat(steps, 1)
+        layer.bias = bias.data_ptr()
+    layer.currents, layer.threads = current.data_ptr(), torch.get_num_threads()
+    native.run(layer)
+    return current[..., :channels].permute(0, 1, 4, 2, 3).reshape(steps, images, *shape)
+
+
+def can_scan(current: Tensor, threshold: Tensor) -> bool:
+    """Whether the kernels can simulate neurons that get this current, (t, B, ...)."""
+    return (
+        is_image(current.shape[2:])
+        and prod(threshold.shape[1:]) == 1
+        and current.dtype == torch.float32
+        and current.device.type == "cpu"
+        and native.library() is not None
+    )
+
+
+def scan(current: Tensor, threshold: Tensor, v0: Tensor) -> tuple[PackedSpikes, Tensor]:
+    """Neurons that get this current, (t, B, ...): their spikes, and their potential afterwards, (B, H, W, C)."""
+    (steps, images), shape = current.shape[:2], tuple(current.shape[2:])
+    channels, height, width = image_shape(shape)
+    addend = channels_last(current.flatten(0, 1), shape, channels)
+    theta = padded_threshold(threshold, channels)
+    v = channels_last(v0.expand(1, *shape), shape, channels).repeat(images, 1, 1, 1)
+    fired = torch.zeros(steps, images, height, width, native.words(channels), dtype=torch.int64)
+    layer = native.Layer(None, 0, steps, images, height, width, channels, addend=addend.data_ptr())
+    layer.threshold, layer.v, layer.fired = theta.data_ptr(), v.data_ptr(), fired.data_ptr()
+    layer.threads = torch.get_num_threads()
+    native.run(layer)
+    return PackedSpikes(fired, theta[:channels], shape), v
+
+
+def padded_threshold(threshold: Tensor, channels: int) -> Tensor:
+    """(padded C,): what is only padding never fires."""
+    theta = threshold.reshape(-1).expand(channels)
+    return torch.nn.functional.pad(theta, (0, native.padded(channels) - channels), value=torch.inf).contiguous()

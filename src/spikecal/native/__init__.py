@@ -1,0 +1,154 @@
+"""The native kernels, through ctypes: plain buffers in, plain buffers out, no dependence on torch's binary interface.
+
+The library is compiled when spikecal is installed, if there is a C++ compiler (`hatch_build.py`). Without it `library`
+gives None, with one note, and everything runs on torch alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from ctypes import POINTER, Structure, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INTERFACE = 1
+PATH = Path(__file__).parent / "libspikecal.so"
+PAD = 16  # channels of float buffers are a multiple of this
+
+
+_SIZES = (
+    *(
+        "in_channels",
+        "in_h",
+        "in_w",
+        "window_h",
+        "window_w",
+        "hop_h",
+        "hop_w",
+        "map_h",
+        "map_w",
+        "kernel_h",
+        "kernel_w",
+    ),
+    *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "tables"),
+)
+
+
+class Conv(Structure):
+    """`struct Conv` of layer.h."""
+
+    _fields_ = (("spikes", c_void_p), ("weights", c_void_p), *((name, c_int32) for name in _SIZES))
+
+
+class Layer(Structure):
+    """`struct Layer` of layer.h."""
+
+    _fields_ = (
+        ("convs", c_void_p),
+        *((name, c_int32) for name in ("n_convs", "T", "N", "out_h", "out_w", "out_channels")),
+        ("constant", c_void_p),
+        ("constant_stride", c_int64),
+        *((name, c_void_p) for name in ("addend", "shortcut", "height", "bias", "threshold", "v", "fired", "currents")),
+        ("delay", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class NativeNote(UserWarning):
+    """The native kernels are not there; torch does their work."""
+
+
+@cache
+def library() -> Any:
+    """The loaded library, or None."""
+    if os.environ.get("SPIKECAL_NATIVE", "1") == "0":
+        return None
+    try:
+        lib = ctypes.CDLL(str(PATH))
+        if lib.spikecal_interface() != INTERFACE:
+            raise OSError("it was compiled from another version of spikecal")
+    except (OSError, AttributeError) as e:
+        warnings.warn(
+            f"spikecal runs without its native kernels, which is slower ({e}); install it again where there is a C++ "
+            "compiler, or set SPIKECAL_NATIVE=0 to hide this note",
+            NativeNote,
+            stacklevel=2,
+        )
+        return None
+    lib.spikecal_packed_floats.argtypes = (POINTER(Conv), c_int)
+    lib.spikecal_packed_floats.restype = c_size_t
+    lib.spikecal_pack.argtypes = (POINTER(Conv), c_int, c_void_p, c_void_p, c_void_p)
+    lib.spikecal_pack.restype = None
+    lib.spikecal_unpack.argtypes = (c_void_p, c_size_t, c_int, c_void_p, c_void_p, c_int)
+    lib.spikecal_unpack.restype = None
+    lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p)
+    lib.spikecal_count.restype = None
+    lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
+    lib.spikecal_pack_spikes.restype = None
+    lib.spikecal_run.argtypes = (POINTER(Layer),)
+    lib.spikecal_run.restype = c_int64
+    return lib
+
+
+def padded(channels: int) -> int:
+    return -(-channels // PAD) * PAD
+
+
+def words(channels: int) -> int:
+    """64-bit words that hold one bit a channel."""
+    return -(-channels // 64)
+
+
+def pack_weights(conv: Conv, out_channels: int, weight: Tensor, height: Tensor) -> Tensor:
+    """Weights (out, in / groups, kh, kw), times the height of the spikes they meet (in,), laid out for the kernels."""
+    lib = library()
+    weight, height = weight.detach().contiguous(), height.detach().contiguous()
+    packed = torch.empty(lib.spikecal_packed_floats(conv, out_channels))
+    lib.spikecal_pack(conv, out_channels, weight.data_ptr(), height.data_ptr(), packed.data_ptr())
+    return packed
+
+
+def unpack(bits: Tensor, height: Tensor) -> Tensor:
+    """(..., words) -> (..., C) floats, 0 or the height (C,) of the channel."""
+    dense = torch.empty(*bits.shape[:-1], len(height))
+    pixels = bits.numel() // bits.shape[-1]
+    library().spikecal_unpack(
+        bits.data_ptr(), pixels, len(height), height.data_ptr(), dense.data_ptr(), torch.get_num_threads()
+    )
+    return dense
+
+
+def count(bits: Tensor, height: Tensor) -> Tensor:
+    """(T, ..., words) -> (..., C): how often each neuron fires, times the height (C,) of its channel."""
+    counts = torch.empty(*bits.shape[1:-1], len(height))
+    pixels = counts.numel() // len(height)
+    library().spikecal_count(bits.data_ptr(), len(bits), pixels, len(height), height.data_ptr(), counts.data_ptr())
+    return counts
+
+
+def pack_spikes(dense: Tensor) -> Tensor:
+    """(..., C) -> (..., words): every value but 0 is a spike."""
+    dense = dense.contiguous()
+    channels = dense.shape[-1]
+    bits = torch.empty(*dense.shape[:-1], words(channels), dtype=torch.int64)
+    library().spikecal_pack_spikes(dense.data_ptr(), dense.numel() // channels, channels, bits.data_ptr())
+    return bits
+
+
+def run(layer: Layer) -> int:
+    """Simulate one layer; returns how many events it went through."""
+    events = int(library().spikecal_run(layer))
+    if events < 0:
+        raise MemoryError("the native kernels found no memory for their lists of events")
+    return events
+
+
+def lanes() -> int:
+    """Floats per vector register."""
+    return int(library().spikecal_lanes(0))

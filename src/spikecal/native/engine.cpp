@@ -1,0 +1,167 @@
+// The C interface: choose an instruction set, share the work out to threads, own the lists of events.
+#include "layer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+using namespace spikecal;
+
+namespace {
+
+const Kernels* chosen(int lanes) {
+#if defined(__x86_64__)
+  if (lanes >= 16 && __builtin_cpu_supports("avx512f")) return kernels_avx512();
+  if (lanes >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) return kernels_avx2();
+#endif
+  (void)lanes;
+  return kernels_portable();
+}
+
+const Kernels* kernels = chosen(16);
+
+void share(int tasks, int threads, const std::function<void(int)>& work) {
+  std::atomic<int> next{0};
+  auto run = [&] {
+    for (int i; (i = next.fetch_add(1)) < tasks;) work(i);
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < std::min(threads, tasks); ++i) others.emplace_back(run);
+  run();
+  for (auto& other : others) other.join();
+}
+
+uint32_t count_events(const Conv& c, const uint64_t* image) {
+  const int size = words(c.in_channels);
+  uint32_t total = 0;
+  if (c.window_h == 1 && c.window_w == 1 && c.hop_h == 1 && c.hop_w == 1) {
+    for (int i = 0; i < c.in_h * c.in_w * size; ++i) total += __builtin_popcountll(image[i]);
+    return total;
+  }
+  for (int y = 0; y < c.map_h; ++y)
+    for (int x = 0; x < c.map_w; ++x)
+      for (int wy = 0; wy < c.window_h; ++wy)
+        for (int wx = 0; wx < c.window_w; ++wx)
+          for (int w = 0; w < size; ++w)
+            total += __builtin_popcountll(image[((y * c.hop_h + wy) * c.in_w + x * c.hop_w + wx) * size + w]);
+  return total;
+}
+
+// Pixels under a kernel, at most, for what reads whole rows of spikes; times the words of each.
+size_t line_words(const Layer& l) {
+  size_t most = 0;
+  for (int k = 0; k < l.n_convs; ++k) {
+    const Conv& c = l.convs[k];
+    if (!has_events(c, l.out_channels))
+      most = std::max(most, (size_t)c.kernel_h * (c.map_w + 2 * c.pad_w) * words(c.in_channels));
+  }
+  return most;
+}
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+EXPORT int spikecal_interface() { return 1; }
+
+// The number of floats per vector register in use; asking for fewer than the processor has is for tests.
+EXPORT int spikecal_lanes(int most) {
+  if (most > 0) kernels = chosen(most);
+  return kernels->lanes;
+}
+
+EXPORT size_t spikecal_packed_floats(const Conv* c, int out_channels) { return kernels->packed_floats(*c, out_channels); }
+
+EXPORT void spikecal_pack(const Conv* c, int out_channels, const float* weight, const float* height, float* packed) {
+  kernels->pack(*c, out_channels, weight, height, packed);
+}
+
+// Bits of `pixels` pixels -> floats, 0 or the height of the channel; channels-last, not padded.
+EXPORT void spikecal_unpack(const uint64_t* spikes, size_t pixels, int channels, const float* height, float* dense,
+                     int threads) {
+  const int parts = (int)std::min<size_t>(pixels, (size_t)threads * 4);
+  share(parts, threads, [&](int part) {
+    const size_t from = pixels * part / parts, to = pixels * (part + 1) / parts;
+    kernels->unpack(spikes + from * words(channels), to - from, channels, height, dense + from * channels);
+  });
+}
+
+// How often each neuron fires in T steps: [T][neurons as bits] -> [pixels][channels], times the height.
+EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int channels, const float* height,
+                           float* counts) {
+  const int size = words(channels);
+  for (size_t q = 0; q < pixels; ++q, counts += channels) {
+    std::memset(counts, 0, channels * sizeof(float));
+    for (int t = 0; t < T; ++t) {
+      const uint64_t* pixel = spikes + ((size_t)t * pixels + q) * size;
+      for (int w = 0; w < size; ++w)
+        for (uint64_t bits = pixel[w]; bits; bits &= bits - 1) counts[w * 64 + __builtin_ctzll(bits)] += 1.0f;
+    }
+    for (int c = 0; c < channels; ++c) counts[c] *= height[c];
+  }
+}
+
+// Floats -> bits: every value but 0 is a spike.
+EXPORT void spikecal_pack_spikes(const float* dense, size_t pixels, int channels, uint64_t* spikes) {
+  const int size = words(channels);
+  for (size_t q = 0; q < pixels; ++q, dense += channels, spikes += size)
+    for (int w = 0; w < size; ++w) {
+      uint64_t bits = 0;
+      for (int c = w * 64; c < std::min(channels, w * 64 + 64); ++c) bits |= (uint64_t)(dense[c] != 0.0f) << c % 64;
+      spikes[w] = bits;
+    }
+}
+
+// Runs one layer over T steps of N images. Returns the number of events listed, or -1 without memory.
+EXPORT int64_t spikecal_run(const Layer* l) try {
+  const size_t runs = (size_t)l->T * l->N, lists = runs * l->n_convs;
+  std::vector<Events> events(lists);
+  std::vector<size_t> first_entry(lists + 1), first_offset(lists + 1);
+  std::vector<uint32_t> counts(lists);
+  auto conv_of = [&](size_t i) -> const Conv& { return l->convs[i % l->n_convs]; };
+  share((int)runs, l->threads, [&](int run) {
+    for (int k = 0; k < l->n_convs; ++k) {
+      const Conv& c = l->convs[k];
+      if (has_events(c, l->out_channels))
+        counts[(size_t)run * l->n_convs + k] =
+            count_events(c, c.spikes + (size_t)run * c.in_h * c.in_w * words(c.in_channels));
+    }
+  });
+  for (size_t i = 0; i < lists; ++i) {
+    const Conv& c = conv_of(i);
+    const bool is_listed = has_events(c, l->out_channels);
+    first_entry[i + 1] = first_entry[i] + counts[i];
+    first_offset[i + 1] = first_offset[i] + (is_listed ? (size_t)c.groups * ((size_t)c.map_h * c.map_w + 1) : 0);
+  }
+  std::unique_ptr<uint32_t[]> entries(new uint32_t[first_entry[lists] + 1]);
+  std::unique_ptr<uint32_t[]> offsets(new uint32_t[first_offset[lists] + 1]);
+  for (size_t i = 0; i < lists; ++i) events[i] = {entries.get() + first_entry[i], offsets.get() + first_offset[i]};
+  share((int)runs, l->threads, [&](int run) {
+    for (int k = 0; k < l->n_convs; ++k)
+      if (has_events(l->convs[k], l->out_channels))
+        kernels->list(l->convs[k], l->out_channels, run / l->N, run % l->N, l->N,
+                      events[(size_t)run * l->n_convs + k]);
+  });
+  const size_t pixels = line_words(*l);
+  // Blocks outermost: the weights of one stay in the cache while all images and steps pass by.
+  const int blocks = kernels->blocks(*l), bands = l->N >= l->threads ? 1 : std::min(l->out_h, l->threads);
+  share(blocks * l->N * bands, l->threads, [&](int task) {
+    const int block = task / (l->N * bands), n = task / bands % l->N, band = task % bands;
+    std::vector<float> row((size_t)l->out_w * 8 * kernels->lanes), masks(pixels * kernels->lanes);
+    std::vector<uint64_t> lines(pixels);
+    kernels->rows(*l, events.data(), n, block, l->out_h * band / bands, l->out_h * (band + 1) / bands,
+                  {row.data(), lines.data(), masks.data()});
+  });
+  return (int64_t)first_entry[lists];
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,216 @@
+"""The native kernels do what torch does, whatever the geometry, on every instruction set of this processor."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+import spikecal as sc
+import zoo
+from helpers import converted, inputs, spike_trains, twin_of
+from spikecal import native
+from spikecal.engine import lowered
+from spikecal.functional import integrate_and_fire
+from spikecal.simulation import count_work
+from spikecal.values import PackedSpikes
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not compiled")
+NETS = [*zoo.ZOO, *zoo.MAXPOOL]
+
+
+@pytest.fixture(params=[4, 8, 16])
+def lanes(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Kernels for registers of this many floats, if the processor has them."""
+    before = native.lanes()
+    if native.library().spikecal_lanes(request.param) != request.param:
+        native.library().spikecal_lanes(before)
+        pytest.skip(f"no registers of {request.param} floats")
+    yield request.param
+    native.library().spikecal_lanes(before)
+
+
+def in_float32(name: str) -> sc.SpikingNetwork:
+    return twin_of(converted(name)).float()
+
+
+def images(name: str) -> list[Tensor]:
+    return [t.float() for t in inputs(name, 3, seed=5)]
+
+
+def currents(spikes: Tensor, weight: Tensor, tables: bool, window: int = 1, **options: int) -> Tensor:
+    """What the kernels make of spikes (T, B, C, H, W): the current (T, B, C', H', W')."""
+    T, N, channels, height, width = spikes.shape
+    out = conv(spikes, weight, window, **options)
+    o = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
+    map_h, map_w = height // window, width // window
+    form = native.Conv(0, 0, channels, height, width, window, window, window, window, map_h, map_w, *weight.shape[2:])
+    form.stride_h = form.stride_w = o["stride"]
+    form.pad_h = form.pad_w = o["padding"]
+    form.dilation_h = form.dilation_w = o["dilation"]
+    form.groups, form.tables = o["groups"], tables
+    bits = native.pack_spikes(spikes.permute(0, 1, 3, 4, 2))
+    packed = native.pack_weights(form, len(weight), weight, torch.full((channels,), 1 / window**2))
+    form.spikes, form.weights = bits.data_ptr(), packed.data_ptr()
+    found = torch.full((T, N, *out.shape[3:], native.padded(len(weight))), torch.nan)
+    layer = native.Layer(ctypes.addressof(form), 1, T, N, *out.shape[3:], len(weight), currents=found.data_ptr())
+    layer.threads = 2
+    native.run(layer)
+    return found[..., : len(weight)].permute(0, 1, 4, 2, 3)
+
+
+def conv(spikes: Tensor, weight: Tensor, window: int = 1, **options: int) -> Tensor:
+    pooled = F.avg_pool2d(spikes.flatten(0, 1), window)
+    return F.conv2d(pooled, weight, None, **options).unflatten(0, spikes.shape[:2])
+
+
+def random_spikes(*shape: int, rate: float = 0.2, seed: int = 0) -> Tensor:
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < rate).float()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+@pytest.mark.usefixtures("lanes")
+def test_a_convolution_equals_torch(data: st.DataObject) -> None:
+    def draw(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    groups = data.draw(st.sampled_from([1, 1, 1, 2]))
+    channels, outputs = groups * draw(1, 40), groups * (16 * draw(1, 5) if groups > 1 else draw(1, 150))
+    kernel_h, kernel_w, dilation = draw(1, 4), draw(1, 5), draw(1, 2)
+    window = draw(1, 2)
+    size = draw(dilation * 4 + 1, 13) * window
+    options = {"stride": draw(1, 3), "padding": draw(0, 3), "dilation": dilation, "groups": groups}
+    tables = window == 1 and data.draw(st.booleans()) and (groups == 1 or channels // groups in (4, 8, 16, 32))
+    spikes = random_spikes(draw(1, 3), draw(1, 3), channels, size, size + window, rate=data.draw(st.floats(0, 1)))
+    weight = torch.randn(outputs, channels // groups, kernel_h, kernel_w, generator=torch.Generator().manual_seed(1))
+    found = currents(spikes, weight, tables, window, **options)
+    torch.testing.assert_close(found, conv(spikes, weight, window, **options), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize(("channels", "kernel", "stride"), [(5, 3, 1), (32, 3, 2), (70, 5, 1), (130, 2, 3)])
+def test_a_depthwise_convolution_equals_torch(channels: int, kernel: int, stride: int) -> None:
+    spikes = random_spikes(3, 2, channels, 11, 9)
+    weight = torch.randn(channels, 1, kernel, kernel, generator=torch.Generator().manual_seed(1))
+    options = {"stride": stride, "padding": kernel // 2, "groups": channels}
+    found = currents(spikes, weight, False, **options)
+    torch.testing.assert_close(found, conv(spikes, weight, **options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize("delay", [0, 1, 3, 9])
+def test_neurons_equal_the_scan(delay: int) -> None:
+    """Constant, addend, shortcut and bias over time, all at once, on dyadic numbers: no sum is rounded."""
+    T, N, C, H = 6, 3, 19, 5
+    generator = torch.Generator().manual_seed(delay)
+
+    def dyadic(*shape: int) -> Tensor:
+        return torch.randint(-8, 16, shape, generator=generator).float() / 8
+
+    constant, addend, bias = dyadic(N, H, H, C), dyadic(T, N, H, H, C), dyadic(T, C)
+    height, v0, threshold = dyadic(C), dyadic(N, H, H, C), torch.randint(1, 12, (C,), generator=generator).float() / 4
+    shortcut = random_spikes(T, N, H, H, C)
+    arriving = constant + addend + shortcut * height
+    current = torch.zeros_like(arriving)
+    current[0] = arriving[: delay + 1].sum(0)
+    if delay + 1 < T:
+        current[1 : T - delay] = arriving[delay + 1 :]
+    spikes, v = integrate_and_fire(current + bias[:, None, None, None], threshold, v0)
+
+    def pad(x: Tensor, value: float = 0.0) -> Tensor:
+        return F.pad(x, (0, native.padded(C) - C), value=value).contiguous()
+
+    buffers = {
+        "constant": pad(constant),
+        "addend": pad(addend),
+        "shortcut": native.pack_spikes(shortcut),
+        "height": pad(height),
+        "bias": pad(bias),
+        "threshold": pad(threshold, torch.inf),
+        "v": pad(v0),
+        "fired": torch.zeros(T, N, H, H, native.words(C), dtype=torch.int64),
+    }
+    layer = native.Layer(T=T, N=N, out_h=H, out_w=H, out_channels=C, delay=delay, threads=1, n_convs=0)
+    layer.constant_stride = buffers["constant"][0].numel()
+    for name, buffer in buffers.items():
+        setattr(layer, name, buffer.data_ptr())
+    native.run(layer)
+    assert torch.equal(native.unpack(buffers["fired"], torch.ones(C)), (spikes > 0).float())
+    assert torch.equal(buffers["v"][..., :C], v)
+
+
+def test_spikes_survive_packing() -> None:
+    for channels in (1, 8, 63, 64, 65, 200):
+        spikes = random_spikes(2, 3, channels)
+        assert torch.equal(native.unpack(native.pack_spikes(spikes), torch.full((channels,), 0.3)), spikes * 0.3)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_net_fires_alike_on_both_engines(name: str) -> None:
+    """Spike for spike: on these small nets no potential lies within rounding of its threshold."""
+    snn = in_float32(name)
+    x = images(name)
+    trains = {}
+    for snn.engine in ("dense", "event", "auto"):
+        trains[snn.engine] = spike_trains(snn, *x)
+    for engine in ("event", "auto"):
+        for site, spikes in trains["dense"].items():
+            assert torch.equal(trains[engine][site] > 0, spikes > 0), (engine, site)
+
+
+def test_layers_are_fused_and_spikes_stay_bits() -> None:
+    snn = in_float32("resnet_block")
+    program = lowered(snn.graph, snn.sites, {}, "event")
+    assert len(program) < len(snn.graph.nodes)
+    seen = []
+    snn.engine = "event"
+    with count_work() as work:
+        snn.currents(images("resnet_block"), lambda node, value: seen.append(value))
+    assert all(isinstance(value, PackedSpikes) for value in seen[:-1])
+    assert work.events > 0
+
+
+def test_the_cost_of_the_event_engine_follows_the_spikes() -> None:
+    """Counted, not timed: with thresholds so high that nobody fires there are no events."""
+    snn = in_float32("resnet_block")
+    x = images("resnet_block")
+    snn.engine = "event"
+    with count_work() as busy:
+        snn(*x)
+    snn.sites = {
+        name: replace(site, threshold=site.threshold * 1e6) if hasattr(site, "threshold") else site
+        for name, site in snn.sites.items()
+    }
+    with count_work() as quiet:
+        snn(*x)
+    assert quiet.events == 0 < busy.events
+    assert quiet.neuron_steps == busy.neuron_steps
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    snn = in_float32("resnet_block")
+    snn.engine = "fast"
+    with pytest.raises(sc.CalibrationError, match="there is no engine 'fast'; choose one of auto, dense, event"):
+        snn(*images("resnet_block"))
+
+
+def test_without_the_kernels_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    snn = in_float32("resnet_block")
+    x = images("resnet_block")
+    expected = snn(*x)
+    monkeypatch.setattr(native, "PATH", native.PATH.with_name("missing.so"))
+    native.library.cache_clear()
+    snn.engine = "event"
+    try:
+        with pytest.warns(native.NativeNote, match="runs without its native kernels"):
+            found = snn(*x)
+        torch.testing.assert_close(found, expected)
+    finally:
+        native.library.cache_clear()
