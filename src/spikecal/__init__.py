@@ -30,10 +30,12 @@ if TYPE_CHECKING:
         RECIPES as RECIPES,
         Recipe as Recipe,
         advanced as advanced,
+        best as best,
         light as light,
         max_activation as max_activation,
         opt as opt,
         percentile as percentile,
+        pipelined as pipelined,
         plain as plain,
     )
     from .thresholds import MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
@@ -51,7 +53,7 @@ _NAMES = {
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
     "evaluation": "Evaluation LayerResult evaluate",
     "network": "SpikingNetwork",
-    "recipes": "RECIPES Recipe advanced light max_activation opt percentile plain",
+    "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
     "thresholds": "MMSE MaxActivation Percentile",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

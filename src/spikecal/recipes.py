@@ -135,6 +135,24 @@ def advanced(
     )  # the paper calibrates weights on 1024 images
 
 
+def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
+    """Ours, for few steps: weights by least squares, first on currents and then on what fires, each with potentials."""
+    steps = (
+        BiasShift(),
+        ClosedFormWeights(),
+        PotentialCalibration(),
+        ClosedFormWeights(fired=True),
+        PotentialCalibration(),
+    )
+    options = {"name": "best", **options}
+    return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
+
+
+def pipelined(*, delay: int = 1, **options: Any) -> Recipe:
+    """`best`, with every layer waiting a step before it fires: fewer errors, more latency, as many spikes."""
+    return best(name="pipelined", delay=delay, **options)
+
+
 def max_activation(**options: Any) -> Recipe:
     """Baseline: the largest activation is the threshold (Diehl et al. 2015)."""
     return Recipe(MaxActivation(), (), "max_activation", **options)
@@ -152,7 +170,7 @@ def opt(**options: Any) -> Recipe:
 
 #: Recipes by name.
 RECIPES: dict[str, Callable[..., Recipe]] = {
-    f.__name__: f for f in (plain, light, advanced, max_activation, percentile, opt)
+    f.__name__: f for f in (plain, light, advanced, best, pipelined, max_activation, percentile, opt)
 }
 
 
