@@ -202,6 +202,20 @@ def test_a_binary_network_can_be_calibrated_anew() -> None:
     assert distance([anew.binary()(*other)], [anew(*other)]) < 1e-9
 
 
+def test_neurons_of_pools_stay_in_a_network() -> None:
+    x, pools = inputs("resnet_block", 8), sc.light(pool_to_conv=True)
+    snn = sc.convert(shell(captured("resnet_block")), [x], T, pools)
+    with pytest.raises(sc.CalibrationError, match=r"was converted with pool_to_conv, .* start from the model, or give"):
+        sc.convert(snn, [x], T, "light")
+    assert same(sc.convert(snn, [x], T, pools), snn, "resnet_block")
+    assert same(sc.convert(snn, [x], T), snn, "resnet_block")
+
+
+def test_a_network_without_pools_is_told() -> None:
+    with pytest.warns(sc.NoEffectWarning, match="pool_to_conv changes nothing here: the network has no average pool"):
+        mlp(inputs("mlp", 4), recipe=sc.light(pool_to_conv=True))
+
+
 # ---------------------------------------------------------------------- refusals
 
 

@@ -57,7 +57,7 @@ shares = st.floats(0.0, 1.0)
 rules = st.one_of(
     st.builds(sc.MaxActivation, st.booleans()),
     st.builds(sc.Percentile, st.floats(0.01, 1.0), st.booleans()),
-    st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.floats(0, 0.99)),
+    st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 63 / 64])),
 )
 steps = st.one_of(
     st.builds(sc.BiasShift, shares),
@@ -103,6 +103,7 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of MMSE, "),
         (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
+        (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
         (edited(threshold={"kind": "MMSE", "shape": 1}), "shape"),
         (edited(threshold="MMSE"), "this is not a recipe"),
         (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: 'kind'"),

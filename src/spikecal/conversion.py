@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from .calibration import NoEffectWarning
 from .capture import capture, eval_mode
 from .checkpoint import load
 from .errors import CalibrationError, UnsupportedModelError
@@ -63,6 +65,7 @@ def convert(
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
+    _check_pools(model, graph, ann, recipe)
     check_tensors(ann)
     ann.check()
     images = fit_inputs(ann, images)
@@ -72,6 +75,22 @@ def convert(
     )
     images = _pick(images, recipe.calibration_images, seed)  # and the others make room
     return calibrate(ann, thresholds, images, T, recipe, limit, progress)
+
+
+def _check_pools(model: Any, graph: Graph, ann: Graph, recipe: Recipe) -> None:
+    """Neurons of pools stay in a network once they are there, and are not there without pools."""
+    has_them = isinstance(model, SpikingNetwork) and model.recipe.pool_to_conv
+    if has_them and not recipe.pool_to_conv:
+        raise CalibrationError(
+            "this network was converted with pool_to_conv, so its pools have neurons; start from the model, or give a "
+            "recipe with pool_to_conv=True"
+        )
+    if recipe.pool_to_conv and not has_them and len(ann.neurons) == len(prepare(graph).neurons):
+        warnings.warn(
+            "pool_to_conv changes nothing here: the network has no average pool of values that are never negative",
+            NoEffectWarning,
+            stacklevel=3,
+        )
 
 
 def _bytes_of(images: Inputs, limit: int) -> int:
