@@ -93,11 +93,11 @@ def edited(**changes: Any) -> str:
     [
         ("", "this is not a recipe"),
         ("{", "this is not a recipe"),
-        ("[]", "this is not a recipe"),
-        ("null", "this is not a recipe"),
-        ("{}", "this is not a recipe: 'version'"),
+        ("[]", r"this is not a recipe: it must be a JSON object, not \[\]"),
+        ("null", "this is not a recipe: it must be a JSON object, not None"),
+        ("{}", "this is not a recipe: it has no 'version'"),
         (edited(version=2), "version 2; this spikecal reads version 1"),
-        (edited(threshold=...), "this is not a recipe: 'threshold'"),
+        (edited(threshold=...), "this is not a recipe: it has no 'threshold'"),
         (edited(steps=3), "this is not a recipe"),
         (edited(colour="red"), "colour"),
         (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of MMSE, "),
@@ -106,9 +106,9 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
         (edited(threshold={"kind": "MMSE", "shape": 1}), "shape"),
         (edited(threshold="MMSE"), "this is not a recipe"),
-        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: 'kind'"),
+        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
         (edited(calibration_images=0), "at least one image"),
-        (edited(calibration_images="many"), "this is not a recipe"),
+        (edited(calibration_images="many"), "at least one image"),
     ],
 )
 def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:
@@ -124,6 +124,26 @@ def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None
 def test_a_part_in_the_wrong_place_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(sc.CalibrationError):
         sc.Recipe.from_json(edited(**changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((sc.MMSE,), r"MMSE is a class, not a threshold rule; call it: MMSE\(\)"),
+        (("MMSE",), "'MMSE' is not a threshold rule"),
+        ((MMSE, [sc.BiasCalibration]), r"BiasCalibration is a class, not a calibration step; call it: Bias"),
+        ((MMSE, [MMSE]), r"MMSE\(grid=100, .* is not a calibration step"),
+        ((MMSE, sc.BiasShift()), r"must be a list, such as \[BiasShift\(\)\], not BiasShift\(fraction=0.5\)"),
+    ],
+)
+def test_parts_that_are_none_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(sc.CalibrationError, match=message):
+        sc.Recipe(*arguments)
+
+
+def test_a_recipe_that_was_not_called_is_refused() -> None:
+    with pytest.raises(sc.CalibrationError, match=r"a recipe is made by calling light: write light\(\)"):
+        find_recipe(sc.light)  # type: ignore[arg-type]
 
 
 class OfOnesOwn:
