@@ -218,10 +218,16 @@ def test_a_shared_conv_is_calibrated_at_each_call_by_itself() -> None:
 
 def test_a_learning_rate_far_too_high_changes_nothing_and_says_so() -> None:
     recipe = sc.Recipe(sc.MMSE(per_channel=True), (sc.WeightCalibration(iterations=20, lr=1e6),))
-    with pytest.warns(sc.NoEffectWarning, match=r"would raise .* try a smaller lr than 1e\+06") as caught:
+    with pytest.warns(sc.NoEffectWarning, match=r"change it by .* try a smaller lr than 1e\+06") as caught:
         snn = sc.convert(shell(captured("mlp")), [inputs("mlp", 16)], 4, recipe)
     assert [str(w.message).split("'")[1] for w in caught] == ["relu", "relu@2", "output"]
     assert all(torch.equal(t, snn.source.tensors[key]) for key, t in snn.graph.tensors.items())
+
+
+def test_a_change_too_small_to_show_in_the_error_is_still_told() -> None:
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (sc.WeightCalibration(iterations=1, lr=1e-30),))
+    with pytest.warns(sc.NoEffectWarning, match=r"would not lower the error of \S+, but change it by \+?0 %, so"):
+        sc.convert(shell(captured("mlp")), [inputs("mlp", 16)], 4, recipe)
 
 
 def test_no_iterations_change_nothing() -> None:

@@ -57,6 +57,7 @@ def test_a_neuron_that_never_fires_is_dead(tiny: sc.SpikingNetwork) -> None:
 RECIPES = {"light": sc.light(), "one threshold for a layer": sc.light(per_channel=False, pool_to_conv=True)}
 
 
+@pytest.mark.filterwarnings("ignore:pool_to_conv:spikecal.NoEffectWarning")
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("name", ["resnet_block", "dead_channels", "clipped_spellings", "conv3d_net"])
 def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:

@@ -191,6 +191,7 @@ def test_binary_spikes_give_the_same_network(name: str) -> None:
     assert distance(leaves(binary.ann(*x)), leaves(snn.ann(*x))) < 1e-9
 
 
+@pytest.mark.filterwarnings("ignore:pool_to_conv:spikecal.NoEffectWarning")
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "resnet_block", "avg_pools"])
 def test_binary_spikes_give_the_same_network_in_float32(name: str, per_channel: bool) -> None:

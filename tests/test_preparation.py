@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import reference
 import zoo
 from helpers import captured, distance, inputs, prepared
 from spikecal.capture import capture
-from spikecal.graph import Graph, Node
+from spikecal.graph import Graph, Node, rewired
 from spikecal.ops import Activation, AvgPool, Conv, Linear, Scale
 from spikecal.preparation import PASSES, prepare, spiking_pools
 from spikecal.simulation import run_ann
@@ -190,6 +191,28 @@ def test_a_spiking_pool_is_a_depthwise_conv_with_equal_weights() -> None:
     assert isinstance(neuron.op, Activation)
     expected = reference.avg_pool2d(reference.relu(x.numpy()), 2)
     np.testing.assert_allclose(run_ann(graph, [x])[0], expected, rtol=1e-5)
+
+
+def test_the_names_of_a_spiking_pool_are_new() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.ModuleDict({"conv": nn.Conv2d(3, 3, 1), "neuron": nn.ReLU()})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.pool["conv"](F.avg_pool2d(self.pool["neuron"](x), 2))
+
+    x = torch.randn(2, 3, 6, 6)
+    graph = capture(Net(), [x])
+    (pool,) = (n for n in graph.nodes if isinstance(n.op, AvgPool))
+    taken = {"pool.conv": f"{pool.name}.conv", "pool.neuron": f"{pool.name}.neuron"}
+    nodes = tuple(replace(n, name=taken.get(n.name, n.name)) for n in rewired(graph.nodes, taken))
+    tensors = {**graph.tensors, f"{pool.name}.weight": torch.zeros(1)}
+    clashing = replace(graph, nodes=nodes, tensors=tensors)
+    after = spiking_pools(clashing)
+    after.check()
+    assert distance(run_ann(after, [x]), run_ann(graph, [x])) < 1e-6
+    assert torch.equal(after.tensors[f"{pool.name}.weight"], torch.zeros(1))
 
 
 def test_pools_stay_pools_unless_asked() -> None:

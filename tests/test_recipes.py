@@ -57,7 +57,7 @@ shares = st.floats(0.0, 1.0)
 rules = st.one_of(
     st.builds(sc.MaxActivation, st.booleans()),
     st.builds(sc.Percentile, st.floats(0.01, 1.0), st.booleans()),
-    st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.floats(0, 0.99)),
+    st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 63 / 64])),
 )
 steps = st.one_of(
     st.builds(sc.BiasShift, shares),
@@ -93,21 +93,22 @@ def edited(**changes: Any) -> str:
     [
         ("", "this is not a recipe"),
         ("{", "this is not a recipe"),
-        ("[]", "this is not a recipe"),
-        ("null", "this is not a recipe"),
-        ("{}", "this is not a recipe: 'version'"),
+        ("[]", r"this is not a recipe: it must be a JSON object, not \[\]"),
+        ("null", "this is not a recipe: it must be a JSON object, not None"),
+        ("{}", "this is not a recipe: it has no 'version'"),
         (edited(version=2), "version 2; this spikecal reads version 1"),
-        (edited(threshold=...), "this is not a recipe: 'threshold'"),
+        (edited(threshold=...), "this is not a recipe: it has no 'threshold'"),
         (edited(steps=3), "this is not a recipe"),
         (edited(colour="red"), "colour"),
         (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of MMSE, "),
         (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
+        (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
         (edited(threshold={"kind": "MMSE", "shape": 1}), "shape"),
         (edited(threshold="MMSE"), "this is not a recipe"),
-        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: 'kind'"),
+        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
         (edited(calibration_images=0), "at least one image"),
-        (edited(calibration_images="many"), "this is not a recipe"),
+        (edited(calibration_images="many"), "at least one image"),
     ],
 )
 def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:
@@ -123,6 +124,26 @@ def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None
 def test_a_part_in_the_wrong_place_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(sc.CalibrationError):
         sc.Recipe.from_json(edited(**changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((sc.MMSE,), r"MMSE is a class, not a threshold rule; call it: MMSE\(\)"),
+        (("MMSE",), "'MMSE' is not a threshold rule"),
+        ((MMSE, [sc.BiasCalibration]), r"BiasCalibration is a class, not a calibration step; call it: Bias"),
+        ((MMSE, [MMSE]), r"MMSE\(grid=100, .* is not a calibration step"),
+        ((MMSE, sc.BiasShift()), r"must be a list, such as \[BiasShift\(\)\], not BiasShift\(fraction=0.5\)"),
+    ],
+)
+def test_parts_that_are_none_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(sc.CalibrationError, match=message):
+        sc.Recipe(*arguments)
+
+
+def test_a_recipe_that_was_not_called_is_refused() -> None:
+    with pytest.raises(sc.CalibrationError, match=r"a recipe is made by calling light: write light\(\)"):
+        find_recipe(sc.light)  # type: ignore[arg-type]
 
 
 class OfOnesOwn:

@@ -103,7 +103,7 @@ def scaled_activations(draw: st.DrawFn) -> np.ndarray:
     x=scaled_activations(),
     T=st.integers(1, 12),
     grid=st.sampled_from([1, 8, 64]),
-    shift=st.sampled_from([0.0, 0.25, 0.5]),
+    shift=st.sampled_from([0.0, 0.25, 0.5, 1 / 3, 0.7, 5 / 64]),
     parts=cuts(),
 )
 def test_errors_equal_those_of_brute_force(
@@ -164,7 +164,7 @@ def test_a_dead_row_gets_1(rule: Any) -> None:
     assert 0 < found[2] <= 0.5
 
 
-@pytest.mark.parametrize(("grid", "shift"), [(0, 0.0), (-1, 0.0), (100, 1.0), (100, -0.1)])
+@pytest.mark.parametrize(("grid", "shift"), [(0, 0.0), (-1, 0.0), (100, 1.0), (100, -0.1), (100, 0.123)])
 def test_a_grid_or_shift_without_meaning_is_refused(grid: int, shift: float) -> None:
     with pytest.raises(ValueError, match="must"):
         sc.MMSE(grid=grid, shift=shift)

@@ -139,7 +139,7 @@ def _like(wrong: Tensor, threshold: Tensor) -> Tensor:
 
 
 class NoEffectWarning(UserWarning):
-    """A calibration step changed nothing, because its change would have made things worse."""
+    """Something that a recipe asks for changed nothing: there was no place for it, or it made things worse."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,10 @@ class WeightCalibration:
     seed: int = 0
 
     def apply(self, layer: Layer) -> None:
-        inputs, target = layer.mean_inputs(self.batch_size), layer.target()
         weights = {name: layer.graph.tensors[name].clone().requires_grad_() for name in layer.weights}
         if not weights or not self.iterations:
             return
+        inputs, target = layer.mean_inputs(self.batch_size), layer.target()
         before = self._mean_loss(layer, inputs, target, weights)
         optimizer = torch.optim.SGD(list(weights.values()), self.lr, self.momentum)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.iterations)
@@ -170,8 +170,9 @@ class WeightCalibration:
         after = self._mean_loss(layer, inputs, target, weights)
         if not after < before:  # also where it is not a number
             warnings.warn(
-                f"weights calibration at {layer.segment.site.name!r} would raise the error from {float(before):.3g} to "
-                f"{float(after):.3g}, so its weights stay as they were; try a smaller lr than {self.lr:g}",
+                f"weights calibration at {layer.segment.site.name!r} would not lower the error of {float(before):.3g}, "
+                f"but change it by {100 * float(after / before - 1):+.2g} %, so its weights stay as they were; "
+                f"try a smaller lr than {self.lr:g}",
                 NoEffectWarning,
                 stacklevel=2,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from .calibration import NoEffectWarning
 from .capture import capture, eval_mode
 from .checkpoint import load
-from .errors import CalibrationError, UnsupportedModelError
+from .errors import CalibrationError, DataError, UnsupportedModelError
 from .graph import Graph, Node
 from .images import Inputs, collect, count_inputs, fit_inputs
 from .memory import budget, chunk_of_images
@@ -40,7 +42,7 @@ def convert(
     T: int = 32,
     recipe: Recipe | str | None = None,
     *,
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> SpikingNetwork:
@@ -63,6 +65,7 @@ def convert(
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
+    _check_pools(model, graph, ann, recipe)
     check_tensors(ann)
     ann.check()
     images = fit_inputs(ann, images)
@@ -72,6 +75,22 @@ def convert(
     )
     images = _pick(images, recipe.calibration_images, seed)  # and the others make room
     return calibrate(ann, thresholds, images, T, recipe, limit, progress)
+
+
+def _check_pools(model: Any, graph: Graph, ann: Graph, recipe: Recipe) -> None:
+    """Neurons of pools stay in a network once they are there, and are not there without pools."""
+    has_them = isinstance(model, SpikingNetwork) and model.recipe.pool_to_conv
+    if has_them and not recipe.pool_to_conv:
+        raise CalibrationError(
+            "this network was converted with pool_to_conv, so its pools have neurons; start from the model, or give a "
+            "recipe with pool_to_conv=True"
+        )
+    if recipe.pool_to_conv and not has_them and len(ann.neurons) == len(prepare(graph).neurons):
+        warnings.warn(
+            "pool_to_conv changes nothing here: the network has no average pool of values that are never negative",
+            NoEffectWarning,
+            stacklevel=3,
+        )
 
 
 def _bytes_of(images: Inputs, limit: int) -> int:
@@ -205,9 +224,11 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
     images = collect(batches, count, limit)
     parameter = next(model.parameters(), images[0])
     images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
-    graph = capture(model, [x[:2] for x in images])
+    few = [x[:2] for x in images]
+    expected = _result_of(model, few)
+    graph = capture(model, few)
     check_tensors(graph)
-    check_twin(model, graph, [x[:2] for x in images])
+    check_twin(expected, graph, few)
     return graph, images
 
 
@@ -227,18 +248,28 @@ def open_model(path: Path) -> nn.Module | ExportedProgram | SpikingNetwork:
         raise UnsupportedModelError(f"{path.name} is not a program that torch.export can read: {e}") from e
 
 
-def check_twin(model: nn.Module, graph: Graph, images: Sequence[Tensor]) -> None:
-    """Raise unless the captured graph computes what the model computes. The model gets copies: it may write to them."""
+def _result_of(model: nn.Module, images: Sequence[Tensor]) -> Any:
+    """What the model gives in eval mode. It gets copies of images and buffers: it may write to them."""
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         buffers = {name: b.clone() for name, b in model.named_buffers()}
-        result = torch.func.functional_call(model, buffers, tuple(x.clone() for x in images))
-    pairs = (torch.utils._pytree.tree_leaves(r) for r in (result, graph.unflatten(run_ann(graph, images))))
+        try:
+            return torch.func.functional_call(model, buffers, tuple(x.clone() for x in images))
+        except Exception as e:
+            shapes = ", ".join(str(tuple(x.shape[1:])) for x in images)
+            raise DataError(
+                f"the model cannot run on images of shape {shapes}; check their channels and size: {e}"
+            ) from e
+
+
+def check_twin(expected: Any, graph: Graph, images: Sequence[Tensor]) -> None:
+    """Raise unless the captured graph computes what the model gave for these images."""
+    pairs = (torch.utils._pytree.tree_leaves(r) for r in (expected, graph.unflatten(run_ann(graph, images))))
     theirs, ours = ([leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves in pairs)
-    for expected, found in zip(theirs, ours, strict=True):
+    for wanted, found in zip(theirs, ours, strict=True):
         error = float("inf")
-        if expected.shape == found.shape:
-            error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-        if not error < 1e-4 and bool(torch.isfinite(expected).all()):
+        if wanted.shape == found.shape:
+            error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
+        if not error < 1e-4 and bool(torch.isfinite(wanted).all()):
             raise UnsupportedModelError(
                 f"the captured network differs from the model by {error:.2g} of its largest output: its forward pass "
                 "probably depends on something besides its inputs and weights (random numbers, global state)"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .errors import DataError
 from .graph import Node
-from .images import fit_inputs, split_batch
+from .images import as_batches, fit_inputs, split_batch
 from .network import SpikingNetwork
 from .ops import Activation
 from .progress import track
@@ -89,7 +89,7 @@ def evaluate(snn: SpikingNetwork, loader: Iterable[Any], *, progress: bool = Fal
         raise DataError("evaluate() needs a network with one output of class scores, (batch, classes)")
     sums = _Sums(layers={node.name: _LayerSums() for node in snn.graph.neurons})
     total = len(loader) if isinstance(loader, Sized) else None
-    for item in track([loader] if isinstance(loader, Tensor) else loader, "evaluating", total, progress):
+    for item in track(as_batches(loader), "evaluating", total, progress):
         inputs, rest = split_batch(item, len(snn.graph.inputs))
         labels = _labels(rest, len(inputs[0]), snn.graph.outputs[0].shape[0])
         if sums.labelled not in (None, labels is not None):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from .errors import CalibrationError, DataError, UnsupportedModelError
 from .graph import Graph
@@ -45,13 +46,25 @@ def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
     return found, rest
 
 
+def as_batches(batches: Any) -> Iterable[Any]:
+    """An iterable of batches; one tensor is one batch."""
+    if isinstance(batches, Tensor):
+        return [batches]
+    if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
+        raise DataError(
+            f"a {type(batches).__name__} gives single images; put it into a DataLoader(dataset, batch_size=64, "
+            "shuffle=True), which gives batches"
+        )
+    if not isinstance(batches, Iterable):
+        raise DataError(f"batches must be an iterable of tensors, such as a DataLoader, not {type(batches).__name__}")
+    return batches
+
+
 def collect(batches: Iterable[Any], inputs: int, limit: int) -> Inputs:
     """The first `limit` images of an iterable of batches, joined: (N, ...) for each input of the model."""
-    if isinstance(batches, Tensor):
-        batches = [batches]
     parts: list[Inputs] = []
     count = 0
-    for item in batches:
+    for item in as_batches(batches):
         found, _ = split_batch(item, inputs)
         if parts and [x.shape[1:] for x in found] != [x.shape[1:] for x in parts[0]]:
             shapes = [[tuple(x.shape[1:]) for x in p] for p in (parts[0], found)]

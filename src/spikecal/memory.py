@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 
 from .errors import CalibrationError
@@ -14,14 +14,14 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 _CACHE_FRIENDLY = 4 * 2**20  # a layer's values should fit into the processor's caches: beyond, speed halves
 
 
-def budget(memory: str | int | None) -> int:
+def budget(memory: str | float | None) -> int:
     """Bytes for a budget such as "2GiB", "500MB" or a number; by default half of what is free now."""
     if memory is None:
         return _free() // 2
-    if isinstance(memory, int):
-        size = memory
+    if isinstance(memory, int | float) and isfinite(memory):
+        size = int(memory)
     else:
-        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]i?)?b?\s*", memory.lower())
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]i?)?b?\s*", str(memory).lower())
         if match is None:
             raise CalibrationError(f'cannot read the memory budget {memory!r}; write it as "2GiB" or "500MB"')
         size = int(float(match[1]) * _UNITS[match[2] or ""])

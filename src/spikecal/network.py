@@ -39,7 +39,7 @@ class SpikingNetwork:
         T: int,
         recipe: Recipe,
         statistics: Mapping[str, LayerStatistics],
-        memory: str | int | None = None,
+        memory: str | float | None = None,
         engine: str = "auto",
     ) -> None:
         self.graph, self.source, self.sites = graph, source, dict(sites)

@@ -104,14 +104,15 @@ def spiking_pools(graph: Graph) -> Graph:
     convolution and stays as it is.
     """
     tensors, nodes, renamed = dict(graph.tensors), list[Node](), dict[str, str]()
-    for node in rewired(graph.nodes, {}):
-        node = replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs))
-        shape = graph.by_name[graph.by_name[node.name].inputs[0]].shape if node.inputs else ()
+    for original in graph.nodes:
+        (node,) = rewired([original], renamed)
+        shape = graph.by_name[original.inputs[0]].shape if node.inputs else ()
         pool = _uniform_pool(node, shape)
-        if pool is None or not graph.is_nonnegative(graph.by_name[node.name].inputs[0]):
+        if pool is None or not graph.is_nonnegative(original.inputs[0]):
             nodes.append(node)
             continue
-        weight, channels = f"{node.name}.weight", shape[0]
+        weight, before, neuron = (graph.fresh(f"{node.name}.{part}") for part in ("weight", "conv", "neuron"))
+        channels = shape[0]
         size = pool.divisor or int(torch.tensor(pool.kernel).prod())
         tensors[weight] = torch.full(
             (channels, 1, *pool.kernel), 1 / size, dtype=graph.dtype, device=graph.device
@@ -119,12 +120,12 @@ def spiking_pools(graph: Graph) -> Graph:
         n = len(pool.kernel)
         conv = Conv(weight, None, pool.stride, pool.padding, (1,) * n, channels, False, (0,) * n)
         spatial = _pooled(shape, pool)
-        nodes.append(Node(f"{node.name}.conv", conv, node.inputs, spatial, node.where))
-        nodes.append(Node(f"{node.name}.neuron", Activation(), (f"{node.name}.conv",), spatial, node.where))
-        renamed[node.name] = f"{node.name}.neuron"
-        if spatial != node.shape:  # a mean that dropped its axes
-            nodes.append(replace(node, op=Reshape(node.shape), inputs=(f"{node.name}.neuron",)))
-            renamed.pop(node.name)
+        nodes.append(Node(before, conv, node.inputs, spatial, node.where))
+        nodes.append(Node(neuron, Activation(), (before,), spatial, node.where))
+        if spatial == node.shape:
+            renamed[node.name] = neuron
+        else:  # a mean that dropped its axes
+            nodes.append(replace(node, op=Reshape(node.shape), inputs=(neuron,)))
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
 
 

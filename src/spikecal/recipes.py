@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -57,8 +57,13 @@ class Recipe:
     delay: int = 0
 
     def __post_init__(self) -> None:
+        _check_part(self.threshold, "accumulator", "threshold rule")
+        if not isinstance(self.steps, Iterable):
+            raise CalibrationError(f"the steps of a recipe must be a list, such as [BiasShift()], not {self.steps!r}")
         object.__setattr__(self, "steps", tuple(self.steps))
-        if min(self.threshold_images, self.calibration_images) < 1:
+        for step in self.steps:
+            _check_part(step, "apply", "calibration step")
+        if not all(isinstance(n, int) and n >= 1 for n in (self.threshold_images, self.calibration_images)):
             raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
         if self.delay < 0:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
@@ -71,6 +76,8 @@ class Recipe:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Recipe:
+        if not isinstance(data, Mapping):
+            raise CalibrationError(f"this is not a recipe: it must be a JSON object, not {data!r}")
         try:
             data = dict(data)
             if (version := data.pop("version")) != _VERSION:
@@ -78,7 +85,9 @@ class Recipe:
             data["threshold"] = _part_from_dict(data["threshold"], _RULES)
             data["steps"] = tuple(_part_from_dict(s, _STEPS) for s in data["steps"])
             return Recipe(**data)
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+        except KeyError as e:
+            raise CalibrationError(f"this is not a recipe: it has no {e}") from e
+        except (TypeError, ValueError) as e:
             raise CalibrationError(f"this is not a recipe: {e}") from e
 
     def to_json(self) -> str:
@@ -91,6 +100,13 @@ class Recipe:
         except json.JSONDecodeError as e:
             raise CalibrationError(f"this is not a recipe: {e}") from e
         return Recipe.from_dict(data)
+
+
+def _check_part(part: Any, method: str, what: str) -> None:
+    if isinstance(part, type):
+        raise CalibrationError(f"{part.__name__} is a class, not a {what}; call it: {part.__name__}()")
+    if not callable(getattr(part, method, None)):
+        raise CalibrationError(f"{part!r} is not a {what}")
 
 
 def _part_to_dict(part: Any) -> dict[str, Any]:
@@ -178,6 +194,9 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
     """A recipe, or the one of that name with its defaults."""
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe not in RECIPES:
+    if callable(recipe):
+        name = getattr(recipe, "__name__", "it")
+        raise CalibrationError(f"a recipe is made by calling {name}: write {name}()")
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
     return RECIPES[recipe]()

@@ -7,6 +7,7 @@ for. What they keep is an exact statistic of all images, whatever their order an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 from typing import Protocol
 
@@ -146,7 +147,8 @@ class _Quantile:
 class MMSE:
     """θ with the least squared error of `clip_floor` against the ReLU (Eq. 11), among `grid` values up to the maximum.
 
-    `shift` is the part of a threshold that the neurons start with: 0 floors, 0.5 rounds to the nearest level.
+    `shift` is the part of a threshold that the neurons start with: 0 floors, 0.5 rounds to the nearest level. It is
+    a fraction with a denominator of at most 64, so that the search can be exact.
     """
 
     grid: int = 100
@@ -158,9 +160,15 @@ class MMSE:
             raise ValueError(f"the grid must have at least one value, not {self.grid}")
         if not 0 <= self.shift < 1:
             raise ValueError(f"the shift must be in [0, 1), not {self.shift}")
+        if abs(_as_fraction(self.shift) - self.shift) > 1e-9:
+            raise ValueError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
 
     def accumulator(self, T: int) -> Accumulator:
         return _LeastError(T, self.grid, self.shift)
+
+
+def _as_fraction(shift: float) -> Fraction:
+    return Fraction(shift).limit_denominator(64)
 
 
 @dataclass
@@ -181,7 +189,7 @@ class _LeastError:
     final: bool = False
 
     def __post_init__(self) -> None:
-        self.per_level = next((d for d in range(1, 65) if (self.shift * d) % 1 == 0), 64)
+        self.per_level = _as_fraction(self.shift).denominator
         self.cells = self.grid * self.T * self.per_level
 
     @property

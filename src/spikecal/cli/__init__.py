@@ -30,6 +30,8 @@ Exit codes:
   130  interrupted
 """
 
+FEW = 32  # calibration images
+
 app = typer.Typer(
     name="spikecal",
     cls=CommandGroup,
@@ -207,6 +209,8 @@ def convert(
     loaded = load_data(data, split=split, limit=wanted, seed=seed, **pixels)
     if images and len(loaded) < images:
         say(f"there are only {len(loaded)} images")
+    if len(loaded) < FEW:
+        say(f"{len(loaded)} images are few: thresholds and corrections are better with a hundred or more")
     say(f"converting {model} for T = {T} with recipe {chosen.name} and {len(loaded)} images")
     start = perf_counter()
     snn = convert_model(found, loaded.batches(), T, chosen, memory=memory, seed=seed, progress=sys.stderr.isatty())
