@@ -28,12 +28,13 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
 
 #: Operations whose result is never negative if no input is.
-_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Upsample, Concat)
+_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Select, Upsample, Concat)
 
 
 @dataclass(frozen=True)

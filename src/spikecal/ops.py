@@ -233,6 +233,17 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
+class Select(Op):
+    """What stands at these places along an axis, in this order: an index, a flip, a roll, a repetition."""
+
+    axis: int
+    places: tuple[int, ...]
+
+    def run(self, p: Tensors, *x: Tensor) -> Tensor:
+        return x[0].index_select(self.axis + 1, torch.tensor(self.places, device=x[0].device))
+
+
+@dataclass(frozen=True)
 class Pad(Op):
     """Padding as in torch: widths for the last axis first, two a side."""
 

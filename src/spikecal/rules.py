@@ -31,6 +31,7 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -388,6 +389,13 @@ def _constant(c: Call, value: Tensor, anchor: str) -> str:
     return c.add(Constant(c.keep("value", value[0])), anchor, shape=value.shape[1:])
 
 
+@_rule(aten.stack.default)
+def _stack(c: Call) -> str:
+    axis = c.axis(c["dim"], c.out.ndim)
+    shape = tuple(1 if i == axis else size for i, size in enumerate(c.out.shape[1:]))
+    return c.add(Concat(axis), *(c.add(Reshape(shape), name, shape=shape) for name in c["tensors"]))
+
+
 @_rule(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
 @_rule(aten.zeros.default, aten.ones.default, aten.full.default, aten.new_zeros.default, aten.new_ones.default)
 @_rule(aten.new_full.default)
@@ -534,6 +542,84 @@ def _split(c: Call) -> list[str]:
         parts.append(c.add(Reshape(tuple(part.shape[1:])), name, shape=part.shape[1:]) if unbind else name)
         start += shape[axis]
     return parts
+
+
+@_rule(aten.index_select.default)
+def _index_select(c: Call) -> str:
+    return _selected(c, c.data("self"), c["dim"], _parameter(c["index"], "index"))
+
+
+@_rule(aten.index.Tensor)
+def _index(c: Call) -> str:
+    used = [(dim, index) for dim, index in enumerate(c["indices"]) if index is not None]
+    if len(used) != 1 or not isinstance(used[0][1], Tensor) or used[0][1].ndim != 1:
+        raise Refuse("only a list of places along one axis can be read, the same for all images")
+    return _selected(c, c.data("self"), *used[0])
+
+
+@_rule(aten.flip.default)
+def _flip(c: Call) -> str:
+    x = c.data("self")
+    for dim in c["dims"]:
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).flip(0))
+    return x
+
+
+@_rule(aten.roll.default)
+def _roll(c: Call) -> str:
+    x, shifts, dims = c.data("self"), _tuple(c["shifts"], 1), _tuple(c["dims"], 1)
+    if len(shifts) != len(dims):
+        raise Refuse("it rolls images into each other; name the dimensions")
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).roll(shift))
+    return x
+
+
+@_rule(aten.repeat.default)
+def _repeat(c: Call) -> str:
+    x, repeats = c.data("self"), list(c["repeats"])
+    if len(repeats) != c.ndim("self"):
+        raise Refuse("it adds dimensions in front of the batch; keep dimension 0 the batch")
+    for dim, times in enumerate(repeats):
+        if times != 1:
+            x = _selected(c, x, dim, torch.arange(c.out.shape[dim]) % c.shape("self")[dim - 1])
+    return x
+
+
+def _selected(c: Call, x: str, dim: int, places: Tensor) -> str:
+    """A selection along one axis of the node x, which need not be the call's own argument."""
+    shape = list(next(n.shape for n in reversed(c.importer.nodes) if n.name == x))
+    axis = c.axis(dim, len(shape) + 1)
+    chosen = tuple(int(place) % shape[axis] for place in places)
+    shape[axis] = len(chosen)
+    return c.add(Select(axis, chosen), x, shape=shape)
+
+
+@_rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["upscale_factor"]
+    return _regrouped(c, (channels // r**2, r, r, height, width), (0, 3, 1, 4, 2))
+
+
+@_rule(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["downscale_factor"]
+    return _regrouped(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
+
+
+@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def _channel_shuffle(c: Call) -> str:
+    channels, *space = c.shape("self")
+    return _regrouped(c, (c["groups"], channels // c["groups"], *space), (1, 0, *range(2, 2 + len(space))))
+
+
+def _regrouped(c: Call, split: tuple[int, ...], order: tuple[int, ...]) -> str:
+    """Split axes, put them into another order, and join them to the shape of the result."""
+    x = c.add(Reshape(split), c.data("self"), shape=split)
+    x = c.add(Permute(order), x, shape=[split[axis] for axis in order])
+    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.pad.default, aten.constant_pad_nd.default)
