@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 
 from .errors import Refusal, UnsupportedModelError
 from .graph import Graph, Node
@@ -67,17 +68,28 @@ def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -
     """The whole graph of a model, and what in it cannot be converted; there, `Refused` stands in the graph."""
     program = model if isinstance(model, ExportedProgram) else export(model, example)
     with _quiet(), torch.random.fork_rng(devices=[]):
-        program = program.run_decompositions({})  # no decomposition, but in-place operations become pure
-        return _Importer(program).graph()
+        return _Importer(_pure(program)).graph()
+
+
+def _pure(program: ExportedProgram) -> ExportedProgram:
+    """The program with operations in place made pure; none is decomposed."""
+    try:
+        pure: ExportedProgram = program.run_decompositions({})
+        return pure
+    except Exception as e:
+        first = str(e).strip().partition("\n")[0]
+        raise UnsupportedModelError(
+            f"torch.export cannot give the operations in place of this model their meaning: {first or type(e).__name__}"
+        ) from e
 
 
 def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
     """torch.export with a dynamic batch size, in eval mode, leaving the model as it was."""
     pair = tuple(torch.cat([x[:1], x[:1]]) for x in example)  # a batch of one would be taken as a constant
     batch = Dim("batch")
-    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]):
+    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]), _Traceable():
         try:
-            return torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch))
+            return _without_freeing(torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch)))
         except UnsupportedModelError:
             raise
         except Exception as e:
@@ -89,6 +101,26 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
                 "usual reasons.",
                 [refusal],
             ) from e
+
+
+class _Traceable(TorchFunctionMode):
+    """torch.export loses sight of x.data; x.detach() is the same value."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+def _without_freeing(program: ExportedProgram) -> ExportedProgram:
+    """Without x.set_(), which frees the memory of a value that nobody reads any more, and is not pure."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.target is torch.ops.aten.set_.default and not node.users:
+                    module.graph.erase_node(node)
+            module.recompile()
+    return program
 
 
 def _failed_export(e: Exception, model: nn.Module) -> Refusal:

@@ -15,7 +15,6 @@ from .ops import (
     AdaptiveMaxPool,
     AvgPool,
     Conv,
-    Flip,
     Linear,
     MaxPool,
     Mean,
@@ -24,6 +23,7 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -128,7 +128,7 @@ def _absorbed(op: Conv | Linear, scale: Tensor, tensors: dict[str, Tensor]) -> T
 
 def _passed(op: Op, scale: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """The scale that gives the same result behind `op` instead of in front of it, if there is one."""
-    if isinstance(op, Reshape | Permute | Slice | Flip):
+    if isinstance(op, Reshape | Permute | Slice | Select):
         return op.run({}, scale.expand(shape).unsqueeze(0))[0]
     per_channel = scale.numel() == scale.shape[0] and len(shape) >= 2
     spatial = (

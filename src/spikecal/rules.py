@@ -22,7 +22,6 @@ from .ops import (
     Constant,
     Conv,
     Expand,
-    Flip,
     Linear,
     Max,
     MaxPool,
@@ -32,6 +31,7 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -563,56 +563,12 @@ def _permuted(c: Call, dims: list[int]) -> str:
     return c.add(Permute(tuple(d - 1 for d in dims[1:])), c.data("self"))
 
 
-@_rule(aten.expand.default, aten.repeat.default)
+@_rule(aten.expand.default)
 def _expand(c: Call) -> str:
     shape = tuple(c.out.shape[1:])
     if isinstance(c["self"], Tensor):  # a parameter, repeated for every image
-        value = _of_sample(c, c["self"])
-        value = value.repeat(c["repeats"][1:]) if "repeats" in c.args else value.expand(shape)
-        return c.add(Constant(c.keep("value", value)), c.importer.nodes[0].name)
-    if "repeats" in c.args:
-        raise Refuse("it repeats what depends on the images; write it with torch.cat")
+        return c.add(Constant(c.keep("value", _of_sample(c, c["self"]).expand(shape))), c.importer.nodes[0].name)
     return c.add(Expand(shape), c.data("self"))
-
-
-@_rule(aten.flip.default)
-def _flip(c: Call) -> str:
-    return c.add(Flip(tuple(c.axis(d, c.ndim("self")) for d in c["dims"])), c.data("self"))
-
-
-@_rule(aten.roll.default)
-def _roll(c: Call) -> str:
-    if not c["dims"]:
-        raise Refuse("it rolls over the batch as well; name the dimensions")
-    x, shape = c.data("self"), c.shape("self")
-    for shift, dim in zip(c["shifts"], c["dims"], strict=True):
-        axis = c.axis(dim, c.ndim("self"))
-        cut = -shift % shape[axis]
-        ends = [
-            c.add(Slice(axis, start, stop), x, shape=[*shape[:axis], stop - start, *shape[axis + 1 :]])
-            for start, stop in ((cut, shape[axis]), (0, cut))
-        ]
-        x = c.add(Concat(axis), *ends)
-    return x
-
-
-@_rule(aten.pixel_shuffle.default)
-def _pixel_shuffle(c: Call) -> str:
-    (channels, height, width), r = c.out.shape[1:], c["upscale_factor"]
-    return _split_and_joined(c, (channels, r, r, height // r, width // r), (0, 3, 1, 4, 2))
-
-
-@_rule(aten.pixel_unshuffle.default)
-def _pixel_unshuffle(c: Call) -> str:
-    (channels, height, width), r = c.shape("self"), c["downscale_factor"]
-    return _split_and_joined(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
-
-
-def _split_and_joined(c: Call, parts: tuple[int, ...], axes: tuple[int, ...]) -> str:
-    """Split axes into parts, exchange these, and join them to what the call gives."""
-    x = c.add(Reshape(parts), c.data("self"), shape=parts)
-    x = c.add(Permute(axes), x, shape=[parts[a] for a in axes])
-    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.slice.Tensor, aten.narrow.default)
@@ -650,6 +606,87 @@ def _split(c: Call) -> list[str]:
         parts.append(c.add(Reshape(tuple(part.shape[1:])), name, shape=part.shape[1:]) if unbind else name)
         start += shape[axis]
     return parts
+
+
+@_rule(aten.index_select.default)
+def _index_select(c: Call) -> str:
+    return _selected(c, c.data("self"), c["dim"], _parameter(c["index"], "index"))
+
+
+@_rule(aten.index.Tensor)
+def _index(c: Call) -> str:
+    used = [(dim, index) for dim, index in enumerate(c["indices"]) if index is not None]
+    if len(used) != 1 or not isinstance(used[0][1], Tensor) or used[0][1].ndim != 1:
+        raise Refuse("only a list of places along one axis can be read, the same for all images")
+    return _selected(c, c.data("self"), *used[0])
+
+
+@_rule(aten.flip.default)
+def _flip(c: Call) -> str:
+    x = c.data("self")
+    for dim in c["dims"]:
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).flip(0))
+    return x
+
+
+@_rule(aten.roll.default)
+def _roll(c: Call) -> str:
+    x, shifts, dims = c.data("self"), _tuple(c["shifts"], 1), _tuple(c["dims"], 1)
+    if len(shifts) != len(dims):
+        raise Refuse("it rolls over the batch as well; name the dimensions")
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).roll(shift))
+    return x
+
+
+@_rule(aten.repeat.default)
+def _repeat(c: Call) -> str:
+    if isinstance(c["self"], Tensor):  # a parameter, repeated for every image
+        value = _of_sample(c, c["self"]).repeat(c["repeats"][1:])
+        return c.add(Constant(c.keep("value", value)), c.importer.nodes[0].name)
+    x, repeats = c.data("self"), list(c["repeats"])
+    if len(repeats) != c.ndim("self"):
+        raise Refuse("it adds dimensions in front of the batch; keep dimension 0 the batch")
+    for dim, times in enumerate(repeats):
+        if times != 1:
+            x = _selected(c, x, dim, torch.arange(c.out.shape[dim]) % c.shape("self")[dim - 1])
+    return x
+
+
+def _selected(c: Call, x: str, dim: int, places: Tensor) -> str:
+    """A selection along one axis of the node x, which need not be the call's own argument."""
+    shape = list(next(n.shape for n in reversed(c.importer.nodes) if n.name == x))
+    axis = c.axis(dim, len(shape) + 1)
+    chosen = tuple(int(place) % shape[axis] for place in places)
+    shape[axis] = len(chosen)
+    return c.add(Select(axis, chosen), x, shape=shape)
+
+
+@_rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["upscale_factor"]
+    return _regrouped(c, (channels // r**2, r, r, height, width), (0, 3, 1, 4, 2))
+
+
+@_rule(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["downscale_factor"]
+    return _regrouped(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
+
+
+@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def _channel_shuffle(c: Call) -> str:
+    channels, *space = c.shape("self")
+    return _regrouped(c, (c["groups"], channels // c["groups"], *space), (1, 0, *range(2, 2 + len(space))))
+
+
+def _regrouped(c: Call, split: tuple[int, ...], order: tuple[int, ...]) -> str:
+    """Split axes, put them into another order, and join them to the shape of the result."""
+    x = c.add(Reshape(split), c.data("self"), shape=split)
+    x = c.add(Permute(order), x, shape=[split[axis] for axis in order])
+    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.pad.default, aten.constant_pad_nd.default)

@@ -27,6 +27,7 @@ from ..ops import (
     Pad,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -237,6 +238,7 @@ _SAY: dict[type, Callable[[Graph, Any], str]] = {
     Add: lambda _, op: {1.0: "add", -1.0: "subtract"}.get(op.alpha, f"add, times {op.alpha:g}"),
     Concat: lambda _, op: f"concat along axis {op.axis}",
     Reshape: lambda _, op: f"reshape to {_by(op.shape)}",
+    Select: lambda _, op: f"select {len(op.places)}, axis {op.axis}",
     Slice: lambda _, op: f"slice {op.start}:{op.stop}" + (f":{op.step}" if op.step != 1 else "") + f", axis {op.axis}",
     Pad: lambda _, op: f"pad {', '.join(map(str, op.widths))}" + (f", {op.mode}" if op.mode != "constant" else ""),
     Upsample: lambda _, op: f"upsample to {_by(op.size)}, {op.mode}",
