@@ -62,6 +62,8 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
     dense = taps * outputs * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + outputs)
     if pooled > 1 or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
         tables = float("inf")  # what is looked up must lie in one word
+    if taps * min(outputs, 64) * 16 > 2**20:
+        tables = float("inf")  # the tables of one block of outputs would not stay in the cache
     costs = {"events": events, "tables": tables, "dense": dense}
     return min(costs, key=lambda k: costs[k])
 
