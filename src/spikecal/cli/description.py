@@ -69,8 +69,8 @@ class NetworkDescription:
 
 def describe(captured: Graph, *, pool_to_conv: bool = False) -> NetworkDescription:
     """The graph after preparation. A network that `convert` would refuse for its weights is refused here too."""
+    check_tensors(captured)
     graph = prepare(captured, pool_to_conv=pool_to_conv)
-    check_tensors(graph)
     folded = _folded_into(captured, graph)
     parts = segments(graph)
     number = {n.name: i for i, part in enumerate(parts, 1) for n in (*part.nodes, part.site)}
