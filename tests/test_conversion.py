@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
-from helpers import captured, converted, distance, inputs, least_memory, leaves, shell, spike_trains
+from helpers import captured, converted, distance, inputs, least_memory, leaves, prepared, shell, spike_trains
 from spikecal.simulation import Neurons, run_ann
 from zoo import example, make
 
@@ -303,6 +303,15 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad: float) -> None:
         model.b.weight[1, 2] = bad
     with pytest.raises(sc.UnsupportedModelError, match=r"weights hold NaN or infinite values: b\.weight; "):
         sc.convert(model, example("mlp", 4), T)
+
+
+def test_weights_of_a_network_that_are_not_finite_are_refused_by_name() -> None:
+    """Its weights have been folded with a batch norm."""
+    graph = prepared("mlp_bn")
+    (name,) = (name for name in graph.tensors if name.startswith("layers.0") and name.endswith("*"))
+    broken = graph.with_tensors({name: graph.tensors[name] / 0})
+    with pytest.raises(sc.UnsupportedModelError, match=r"weights hold NaN or infinite values: layers\.0\.weight; "):
+        sc.convert(shell(broken), inputs("mlp_bn", 4), T)
 
 
 @pytest.mark.parametrize("model", [3, None, lambda x: x, {"weight": 1}])

@@ -286,6 +286,11 @@ def test_damaged_image(tmp_path: Path) -> None:
     refuse("image 'a.jpg' of '.*' cannot be read", tmp_path)
 
 
+def test_a_file_that_only_looks_like_an_image(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no pixels")
+    refuse("image 'a.png' of '[^']*' is not an image: replace or remove it$", tmp_path)
+
+
 def test_deep_image(tmp_path: Path) -> None:
     paint(tmp_path / "a.tif", 70, mode="I")
     refuse("more than 8 bits a channel", tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from math import prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,20 @@ def test_batches_and_memory_do_not_matter() -> None:
         assert dataclasses.replace(other, layers=first.layers) == first
         for a, b in zip(other.layers, first.layers, strict=True):
             assert dataclasses.astuple(a)[1:] == pytest.approx(dataclasses.astuple(b)[1:], rel=1e-9)
+
+
+def test_a_file_is_evaluated(tmp_path: Path) -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    snn.save(tmp_path / "net.spk")
+    for path in (tmp_path / "net.spk", str(tmp_path / "net.spk")):
+        assert sc.evaluate(path, [x]) == sc.evaluate(snn, [x])
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), None])
+def test_something_that_is_no_spiking_network_is_refused(model: Any) -> None:
+    text = f"takes a SpikingNetwork or a .spk file, not {type(model).__name__}; convert"
+    with pytest.raises(sc.UnsupportedModelError, match=text):
+        sc.evaluate(model, [torch.zeros(2, 3)])
 
 
 def test_evaluation_is_deterministic() -> None:

@@ -52,8 +52,7 @@ def test_result_is_the_last_of_the_running_means(name: str) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_running_mean_is_what_fewer_steps_would_give(name: str) -> None:
     snn, x = converted(name), inputs(name, 3, seed=7)
-    short = twin_of(snn)
-    short.T = 3
+    short = sc.SpikingNetwork(snn.graph, snn.source, snn.sites, 3, snn.recipe, snn.statistics)
     assert distance(leaves(short(*x)), [y[2] for y in leaves(snn.over_time(*x))]) < 1e-12
 
 
@@ -167,6 +166,11 @@ def test_inputs_with_different_numbers_of_images_are_refused() -> None:
     x, y = inputs("siamese", 3)
     with pytest.raises(sc.DataError, match="different numbers of images"):
         converted("siamese")(x, y[:2])
+
+
+def test_the_number_of_steps_is_fixed() -> None:
+    with pytest.raises(AttributeError, match="property 'T' of 'SpikingNetwork' object has no setter"):
+        converted("mlp").T = 3  # type: ignore[misc]
 
 
 def test_repr_says_what_it_is() -> None:

@@ -64,9 +64,9 @@ def convert(
     if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
+    check_tensors(graph)
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
     _check_pools(model, graph, ann, recipe)
-    check_tensors(ann)
     ann.check()
     images = fit_inputs(ann, images)
     left = limit - _bytes_of(images, limit)
@@ -201,7 +201,7 @@ def check_tensors(graph: Graph) -> None:
     if graph.dtype not in (torch.float32, torch.float64) or len(graph.precisions) > 1:
         found = " and ".join(sorted(map(str, graph.precisions)))
         raise UnsupportedModelError(f"the model computes in {found}; convert it with model.float() first")
-    bad = [name for name, t in graph.tensors.items() if not torch.isfinite(t).all()]
+    bad = [name.split("*")[0] for name, t in graph.tensors.items() if not torch.isfinite(t).all()]  # * for folded ones
     if bad:
         raise UnsupportedModelError(
             f"the model's weights hold NaN or infinite values: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}; "

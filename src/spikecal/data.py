@@ -372,13 +372,15 @@ def _probe(store: Store, names: Sequence[str], change: Preprocessing) -> ImageFi
 def _decode(store: Store, name: str) -> Image:
     """The image, fully read. Deep pixels are refused, because Pillow would clip them to bytes."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise DataError('reading images needs Pillow: pip install "spikecal[images]"') from error
     where = f"image '{name}' of '{store.title}'"
     try:
         image = Image.open(io.BytesIO(store.read(name)))
         image.load()
+    except UnidentifiedImageError as error:  # its own words are about a buffer, not about a file
+        raise DataError(f"{where} is not an image: replace or remove it") from error
     except (SyntaxError, ValueError, Image.DecompressionBombError, *_BROKEN_ZIP) as error:
         raise DataError(f"{where} cannot be read ({error}): replace or remove it") from error
     if image.mode[0] in "IF":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sized
 from dataclasses import asdict, dataclass, field
 from math import prod, sqrt
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import DataError
+from .checkpoint import load
+from .errors import DataError, UnsupportedModelError
 from .graph import Node
 from .images import as_batches, fit_inputs, split_batch
 from .network import SpikingNetwork
@@ -80,11 +82,20 @@ class _Sums:
 
 
 @torch.no_grad()
-def evaluate(snn: SpikingNetwork, loader: Iterable[Any], *, progress: bool = False) -> Evaluation:
+def evaluate(
+    snn: SpikingNetwork | str | os.PathLike[str], loader: Iterable[Any], *, progress: bool = False
+) -> Evaluation:
     """Accuracy after every time step, and the state of every layer, in one pass over labelled batches (x, y).
 
+    snn: a spiking network, or the .spk file of one.
     Batches without labels give agreement with the ANN, and no accuracy.
     """
+    if isinstance(snn, str | os.PathLike):
+        snn = load(snn)
+    if not isinstance(snn, SpikingNetwork):
+        raise UnsupportedModelError(
+            f"evaluate() takes a SpikingNetwork or a .spk file, not {type(snn).__name__}; convert() makes one"
+        )
     if len(snn.graph.outputs) != 1 or len(snn.graph.outputs[0].shape) != 1:
         raise DataError("evaluate() needs a network with one output of class scores, (batch, classes)")
     sums = _Sums(layers={node.name: _LayerSums() for node in snn.graph.neurons})

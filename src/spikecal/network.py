@@ -43,12 +43,20 @@ class SpikingNetwork:
         engine: str = "auto",
     ) -> None:
         self.graph, self.source, self.sites = graph, source, dict(sites)
-        self.T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
+        self._T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
         self.engine = engine
         self._lowered: tuple[tuple[Any, ...], list[Instruction]] | None = None
 
+    @property
+    def T(self) -> int:
+        """Time steps. Thresholds and corrections are made for them, so another number needs another conversion."""
+        return self._T
+
     def __call__(self, *inputs: Tensor) -> Any:
-        """The mean output over the T steps, in the structure of the model's own result: compare it with the ANN's."""
+        """The mean output over the T steps, in the structure of the model's own result: compare it with the ANN's.
+
+        Named tuples come back as plain tuples.
+        """
         return self._collect(inputs, self._mean, 0)
 
     def over_time(self, *inputs: Tensor) -> Any:
