@@ -69,24 +69,30 @@ FIELDS = (
     "note",
 )
 Row = dict[str, Any]
+OPERATORS: list[torch.library.Library] = []  # they go with the last reference to them
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------
 
 
-def load_libraries() -> None:
-    """Import what is installed of the libraries, once, before processes branch off."""
-    warnings.simplefilter("ignore")
+def load_torchvision() -> None:
+    """Import torchvision. If it is built for another torch its operators are missing, but no classifier uses them."""
     try:
         importlib.import_module("torchvision")
-    except RuntimeError:  # built for another torch: its operators are missing, but no classifier uses them
+    except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-        global _operators
-        _operators = torch.library.Library("torchvision", "DEF")
+        OPERATORS.append(torch.library.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
-            _operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for name in ("torchvision", "timm", "pytorchcv.model_provider", "efficientnet_lite_pytorch"):
+            OPERATORS[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")
+
+
+def load_libraries() -> None:
+    """Import all libraries once, before processes branch off."""
+    warnings.simplefilter("ignore")
+    load_torchvision()
+    for name in ("timm", "pytorchcv.model_provider", "efficientnet_lite_pytorch"):
         importlib.import_module(name)
 
 
@@ -227,7 +233,7 @@ def unlisted(calls: Iterable[NonLinear], refusals: Iterable[sc.errors.Refusal]) 
     named: set[str] = set()
     for refusal in refusals:
         path = refusal.where.partition(" (")[0]
-        named |= {path, path.removesuffix(refusal.what).rstrip(".")}
+        named |= {path, *(path.removesuffix(call).rstrip(".") for call in (refusal.what, "forward"))}
     return {call.module for call in calls} - named
 
 

@@ -77,19 +77,20 @@ class _Watch(TorchDispatchMode):
 
     def _judge(self, func: Any, args: Any, kwargs: Any, dependent: list[Tensor]) -> bool:
         """Whether the result depends on the images; a call that is not affine is noted."""
+        name = operation_of(func)
         if func.is_view:
             return True
+        if name.startswith("new_") or name.endswith("_like"):
+            return False  # they read only the shape
         if _is_rectifier(func, args):
             self.rectifiers += 1
             return True
-        if all(t.is_floating_point() for t in dependent):
-            low, high, middle = self._try(func, args, kwargs)
-            if all(_same(*pair) for pair in zip(low, high, strict=True)) or "empty" in operation_of(func):
-                return False  # zeros_like and the like
-            if all(_halfway(*values) for values in zip(low, high, middle, strict=True)):
-                return True
-        self.found.append(NonLinear(operation_of(func), self.path[-1] if self.path else ""))
+        if not all(t.is_floating_point() for t in dependent) or not self._is_affine(func, args, kwargs):
+            self.found.append(NonLinear(name, self.path[-1] if self.path else ""))
         return True
+
+    def _is_affine(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return all(_halfway(*values) for values in zip(*self._try(func, args, kwargs), strict=True))
 
     def _try(self, func: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         """What an operation makes of random numbers, of others, and of those halfway between."""
@@ -115,10 +116,6 @@ class _Watch(TorchDispatchMode):
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
             self.alive[storage._cdata] = storage
-
-
-def _same(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _halfway(a: Any, b: Any, m: Any) -> bool:

@@ -256,7 +256,7 @@ def test_a_fixed_batch_size_is_refused_with_the_remedy() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.relu().view(2, -1)
 
-    with pytest.raises(sc.UnsupportedModelError, match=r"batch size at Fixed: .* use x.shape\[0\], or -1"):
+    with pytest.raises(sc.UnsupportedModelError, match=r"batch size at forward: .* use x.shape\[0\], or -1"):
         capture(Fixed(), [torch.randn(2, 3)])
 
 

@@ -261,7 +261,7 @@ def test_inspect_gives_json_of_a_model_that_cannot_be_read(folder: Path) -> None
     assert result.code == 3
     assert found["nodes"] == []
     assert found["refused"][0]["what"] == "control flow"
-    assert re.fullmatch(r"Choosing \(cli_models.py:\d+\)", found["refused"][0]["where"])
+    assert re.fullmatch(r"forward \(cli_models.py:\d+\)", found["refused"][0]["where"])
 
 
 def test_inspect_needs_the_shape_of_an_image(folder: Path) -> None:

@@ -132,7 +132,7 @@ def _failed_export(e: Exception, model: nn.Module) -> Refusal:
         why = "the code takes it for a fixed number; use x.shape[0], or -1 in view() and reshape()"
         return Refusal("batch size", _failed_at(e, model), why)
     lines = str(e).strip().splitlines()
-    return Refusal("forward", _failed_at(e, model), lines[0] if lines else type(e).__name__)
+    return Refusal("tracing", _failed_at(e, model), lines[0] if lines else type(e).__name__)
 
 
 def _failed_at(e: Exception, model: nn.Module) -> str:
@@ -143,7 +143,7 @@ def _failed_at(e: Exception, model: nn.Module) -> str:
         found = paths.get(id(frame.f_locals.get("self")), found)
         if is_users_code(frame.f_code.co_filename):
             line = f" ({Path(frame.f_code.co_filename).name}:{number})"
-    return f"{found or type(model).__name__}{line}"
+    return f"{found or 'forward'}{line}"
 
 
 def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> Any:
