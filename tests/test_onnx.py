@@ -320,7 +320,7 @@ def test_all_unsupported_operators_are_listed_with_their_names(tmp_path: Path) -
     lines = str(e.value).splitlines()
     assert "4 places" in lines[0]
     assert "Sigmoid at gate/Sigmoid: a sigmoid has no spiking meaning" in lines[1]
-    assert "Celu at celu: spikecal does not read this operator" in lines[2]
+    assert "Celu at celu: it is not a ReLU; train or fine-tune the network with ReLU in its place" in lines[2]
     assert "LayerNormalization at norm: it normalises by the statistics" in lines[3]
     assert "MaxPool at pool: its output 'maxpool4b' is used" in lines[4]
 

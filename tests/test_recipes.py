@@ -15,14 +15,18 @@ from spikecal.recipes import find_recipe
 MMSE = sc.MMSE(per_channel=True)
 
 
-def test_recipes_are_those_of_the_literature() -> None:
+def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift = sc.BiasShift(0.5)
+    weights = (sc.ClosedFormWeights(0.01), sc.ClosedFormWeights(0.01, fired=True))
+    ours = (shift, weights[0], sc.PotentialCalibration(), weights[1], sc.PotentialCalibration())
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
+        "best": (MMSE, ours),
+        "pipelined": (MMSE, ours),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),

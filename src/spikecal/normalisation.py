@@ -45,7 +45,11 @@ def with_binary_spikes(snn: SpikingNetwork) -> SpikingNetwork:
 def _normalised(site: Site) -> Site:
     if not isinstance(site, Neurons):
         return site
-    return Neurons(torch.ones_like(site.threshold), site.v0 / site.threshold, site.bias / site.threshold)
+    theta = site.threshold
+    temporal = None if site.temporal is None else site.temporal / theta
+    return replace(
+        site, threshold=torch.ones_like(theta), v0=site.v0 / theta, bias=site.bias / theta, temporal=temporal
+    )
 
 
 def normalise(graph: Graph, thresholds: dict[str, Tensor]) -> Graph:

@@ -165,7 +165,7 @@ def convert(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="plain, light, advanced, max_activation, percentile or opt; or a .json file. "
+            help="plain, light, advanced, best, pipelined, max_activation, percentile or opt; or a .json file. "
             "Default: light, or a .spk file's own."
         ),
     ] = None,
