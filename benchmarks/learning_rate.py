@@ -17,7 +17,7 @@ import torch
 
 import shared_data
 import spikecal as sc
-from paper_pipeline import Converter
+from grid import Converter
 
 RESULTS = Path(__file__).parent / "results" / "learning_rate.csv"
 NETWORK, T, SEED, HELD_OUT = "resnet8_mlperf_cifar10", 8, 100, 1000

@@ -141,7 +141,7 @@ def neuron_dict(site: Any) -> dict[str, Any]:
             return t.item()
         return (t.flatten() if t.numel() == t.shape[0] else t).numpy()
 
-    return {key: trimmed(t) for key, t in vars(site).items()}
+    return {key: trimmed(t) for key, t in site.tensors().items()}
 
 
 @dataclass

@@ -106,7 +106,7 @@ def test_weights_calibration_equals_the_reference(layers: Any, x: Tensor, batch_
     replay = Replay(graph, [x], T, 10**9)
     for segment, theta in zip(replay.segments, (*THETAS, None), strict=True):
         threshold = None if theta is None else torch.tensor([theta], dtype=torch.float64)
-        layer = replay.layer(segment, initial_site(segment.site, threshold, graph.dtype, graph.device))
+        layer = replay.layer(segment, initial_site(segment.site, threshold, graph))
         sc.InitialPotential(v0).apply(layer)
         step.apply(layer)
         replay.finish(layer)
@@ -313,6 +313,9 @@ def test_contract_of_every_step_rule_and_recipe(name: str, recipe: sc.Recipe) ->
         if node.is_site:
             site = first.sites[node.name]
             assert isinstance(site, Readout) == isinstance(node.op, Output)
-            assert all(t.dtype == torch.float64 for t in vars(site).values())
-            assert all(torch.broadcast_shapes(t.shape, node.shape) == node.shape for t in vars(site).values())
+            assert all(t.dtype == torch.float64 for t in site.tensors().values())
+            assert all(
+                torch.broadcast_shapes(t.shape[-len(node.shape) or None :], node.shape) == node.shape
+                for t in site.tensors().values()
+            )
     assert distance(leaves(first.ann(*other)), leaves(make(name).double()(*other))) < 1e-9

@@ -19,9 +19,10 @@ from torch.export import Dim
 import spikecal as sc
 import zoo
 from helpers import capture_watched, captured, distance, in_use, inputs, leaves, state_of
-from spikecal.capture import capture
+from spikecal.capture import Refused, capture, survey
 from spikecal.graph import Graph
 from spikecal.ops import Activation, Conv
+from spikecal.rules import NO_RULE, PRODUCTS, REMEDIES
 from spikecal.simulation import run_ann
 from zoo import example, make
 
@@ -232,6 +233,78 @@ def test_control_flow_on_data_is_refused_with_the_reason() -> None:
         capture(make(name), example(name))
     assert "Control flow that depends on the data" in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+class Choosing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x.relu()
+        return x
+
+
+def test_control_flow_is_refused_with_its_module_and_line() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(Choosing()))
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        capture(model, [torch.randn(2, 3)])
+    (refusal,) = caught.value.refusals
+    assert (refusal.what, refusal.where) == ("control flow", f"1.0 ({line_of(Choosing.forward, 'if ')})")
+    assert "write it without" in refusal.why
+
+
+def test_a_fixed_batch_size_is_refused_with_the_remedy() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.relu().view(2, -1)
+
+    with pytest.raises(sc.UnsupportedModelError, match=r"batch size at forward: .* use x.shape\[0\], or -1"):
+        capture(Fixed(), [torch.randn(2, 3)])
+
+
+def test_a_failing_capture_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(sc.UnsupportedModelError):
+        capture(Choosing(), [torch.randn(2, 3)])
+    assert capfd.readouterr() == ("", "")
+
+
+class Windows(nn.Module):
+    """Windows ride in the batch dimension for a while; offenders stand inside and behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.relu().view(-1, 2, 4).permute(0, 2, 1).reshape(-1, 2)  # (B * 4, 2)
+        y = y * y
+        y = (self.act(y) @ torch.ones(2, 2)).reshape(-1, 8)
+        return y * x
+
+
+def test_offenders_among_and_behind_values_that_mix_the_batch_are_found() -> None:
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        capture(Windows(), [torch.randn(2, 8)])
+    assert [(r.what, r.where.partition(" ")[0]) for r in caught.value.refusals] == [
+        ("reshape", "reshape"),
+        ("mul", "mul"),
+        ("gelu", "act"),
+        ("mul", "mul"),
+    ]
+
+
+def test_a_survey_shows_the_whole_graph_of_a_refused_model() -> None:
+    graph, refusals = survey(Offending(), [torch.randn(2, 3, 8, 8)])
+    assert [node.name for node in graph.nodes] == [
+        *("x", "block.conv", "block.act", "block.tanh", "elu", "tail.0", "tail.1", "output")
+    ]
+    assert [node.name for node in graph.nodes if isinstance(node.op, Refused)] == [
+        refusal.where.partition(" ")[0] for refusal in refusals
+    ]
+    assert all(node.inputs for node in graph.nodes[1:])
+    assert {node.shape for node in graph.nodes[1:]} == {(3, 6, 6)}
+
+
+def test_every_remedy_says_what_to_do() -> None:
+    assert [name for name, text in {**REMEDIES, **PRODUCTS, "": NO_RULE}.items() if ";" not in text] == []
 
 
 class Block(nn.Module):

@@ -111,7 +111,7 @@ def test_tensors_that_are_shared_are_stored_once(tmp_path: Path) -> None:
     with safe_open(path, "pt") as file:
         stored = sum(file.get_tensor(key).nbytes for key in file.keys())  # noqa: SIM118
     weights = sum(t.nbytes for t in snn.graph.tensors.values())
-    sites = sum(t.nbytes for site in snn.sites.values() for t in vars(site).values())
+    sites = sum(t.nbytes for site in snn.sites.values() for t in site.tensors().values())
     assert stored <= weights + sites
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ class Gated(nn.Module):
         self.first, self.last = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
     def forward(self, x):
         return self.last(F.gelu(self.first(x)).mean((2, 3))).softmax(1)
+
+class Choosing(nn.Module):
+    """What it does depends on the images."""
+    def forward(self, x):
+        return F.relu(x) if x.sum() > 0 else x
 
 class Twice(nn.Module):
     """One layer called twice, and a second input."""
@@ -223,12 +229,39 @@ def test_inspect_reads_spk_and_pt2(folder: Path, converted: Path) -> None:
     assert (found["T"], found["recipe"], found["neurons"]) == (6, "light", 256)
 
 
-def test_inspect_lists_everything_it_refuses(folder: Path) -> None:
+def test_inspect_shows_the_whole_network_and_lists_everything_it_refuses(folder: Path) -> None:
     result = run("inspect", "cli_models:Gated", "--input", "1,8,8")
-    assert (result.code, result.out) == (3, "")
+    assert result.code == 3
     assert "2 places" in result.err
-    assert "gelu" in result.err
-    assert "softmax" in result.err
+    assert re.search(r"gelu at gelu \(cli_models.py:\d+\): GELU is not a ReLU; train", result.err)
+    assert re.search(r"softmax at softmax \(cli_models.py:\d+\): .* apply it outside the model", result.err)
+    assert re.search(r"^ softmax +softmax .* refused +$", result.out, re.MULTILINE)
+    assert "of which 2 refused" in result.out
+
+
+def test_inspect_gives_a_refused_network_as_json(folder: Path) -> None:
+    result = run("inspect", "cli_models:Gated", "--input", "1,8,8", "--json")
+    found = json.loads(result.out)
+    assert result.code == 3
+    assert [(r["what"], r["where"].partition(" ")[0]) for r in found["refused"]] == [
+        ("gelu", "gelu"),
+        ("softmax", "softmax"),
+    ]
+    assert all(set(r) == {"what", "where", "why"} for r in found["refused"])
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert nodes["gelu"]["rule"].startswith("refused: GELU is not a ReLU")
+    assert nodes["gelu"]["inputs"]
+    assert list(nodes)[-1] == "output"
+    assert found["message"] in result.err
+
+
+def test_inspect_gives_json_of_a_model_that_cannot_be_read(folder: Path) -> None:
+    result = run("inspect", "cli_models:Choosing", "--input", "1,8,8", "--json")
+    found = json.loads(result.out)
+    assert result.code == 3
+    assert found["nodes"] == []
+    assert found["refused"][0]["what"] == "control flow"
+    assert re.fullmatch(r"forward \(cli_models.py:\d+\)", found["refused"][0]["where"])
 
 
 def test_inspect_needs_the_shape_of_an_image(folder: Path) -> None:

@@ -130,7 +130,7 @@ def most_kept(graph: Graph) -> int:
     replay, most = Replay(graph, [torch.randn(8, WIDTH)], T, 10**9), 0
     for segment in replay.segments:
         threshold = torch.ones(1) if segment.site in graph.neurons else None
-        layer = replay.layer(segment, initial_site(segment.site, threshold, graph.dtype, graph.device))
+        layer = replay.layer(segment, initial_site(segment.site, threshold, graph))
         most = max(most, replay.cached_bytes(segment))
         replay.finish(layer)
     return most

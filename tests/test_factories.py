@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import spikecal
 from spikecal.cli import app
-from spikecal.cli.factories import build_model
+from spikecal.cli.factories import build_model, usual_shape
 
 
 def net(**options: Any) -> nn.Module:
@@ -134,3 +134,14 @@ def test_weights_go_into_a_model_by_name(packages: None, tmp_path: Path, monkeyp
     assert result.exit_code == 5
     assert "missing (1): 0.bias" in result.stderr
     assert "unexpected (1): head" in result.stderr
+
+
+def test_a_model_by_name_tells_the_shape_of_its_images(packages: None) -> None:
+    model = nn.Sequential()
+    assert usual_shape("torchvision:resnet34", model) == (3, 224, 224)
+    assert usual_shape("timm:resnet18", model) is None
+    model.pretrained_cfg = {"input_size": (3, 160, 160)}  # type: ignore[assignment]
+    assert usual_shape("timm:resnet18", model) == (3, 160, 160)
+    model.in_size = (32, 32)  # type: ignore[assignment]
+    assert usual_shape("pytorchcv:resnet20_cifar10", model) == (3, 32, 32)
+    assert usual_shape("package.module:factory", model) is None

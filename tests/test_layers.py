@@ -37,6 +37,7 @@ ORDER = [
     "engine",
     "replay",
     "calibration",
+    "closed_form",
     "recipes",
     "network",
     "normalisation",

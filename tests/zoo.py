@@ -670,7 +670,7 @@ def reshapes(self, x):
 
 
 @net(a=conv(3, 4), b=conv(4, 4), fc=linear(4, 5))
-def flips_and_rolls(self, x):
+def rolls_of_flips(self, x):
     x = F.relu(self.a(x))
     x = x.flip(3) + x.roll(1, 2) - x.flip((1, -2)).roll((-1, 11), (1, 3))
     return self.fc(gap(F.relu(self.b(x)).roll(0, 1)))
@@ -678,7 +678,7 @@ def flips_and_rolls(self, x):
 
 @net(a=conv(3, 8), b=conv(2, 4), c=conv(16, 4, 1), up=lambda: nn.PixelShuffle(2), down=lambda: nn.PixelUnshuffle(2),
      fc=linear(4, 5))
-def pixel_shuffles(self, x):
+def pixel_shuffle_modules(self, x):
     """Channels become space, and space channels."""
     x = F.relu(self.b(self.up(F.relu(self.a(x)))))
     return self.fc(gap(F.relu(self.c(self.down(x)))))
@@ -690,6 +690,57 @@ def stacks(self, x):
     x = F.relu(self.a(x))
     y = torch.stack([x, F.relu(self.b(x)), self.w.expand_as(x)], 1).sum(1)
     return self.fc(torch.stack([gap(y), gap(x)], -1).mean(-1))
+
+
+@net(a=conv(3, 4), order=lambda: torch.tensor([3, 0, 2, 2, 1, 0]), b=conv(6, 4), c=conv(4, 4), fc=linear(4, 5))
+def channels_by_index(self, x):
+    """CondenseNet: a layer reads channels in an order that is kept in a buffer."""
+    x = F.relu(self.b(torch.index_select(F.relu(self.a(x)), 1, self.order)))
+    x = F.relu(self.c(x[:, [2, 0, -1, 3]]))
+    return self.fc(gap(x[..., torch.arange(7, 0, -2)]))
+
+
+@net(a=conv(3, 4), b=conv(4, 4), c=conv(4, 4), fc=linear(4, 5))
+def flips_and_rolls(self, x):
+    x = F.relu(self.a(x))
+    x = F.relu(self.b(x.flip(3) + x.flip((1, 2))))
+    return self.fc(gap(F.relu(self.c(x.roll((1, -2), (1, 3)) - x.roll(3, -1)))))
+
+
+@net(a=conv(3, 4), b=conv(8, 4), fc=linear(4, 5))
+def stacked_and_repeated(self, x):
+    """i-RevNet: values are laid side by side along a new axis, between others."""
+    x = F.relu(self.a(x))
+    x = torch.stack([x, 2 * x], 2).reshape(-1, 8, 8, 8)
+    x = F.relu(self.b(x)).repeat(1, 1, 2, 1)
+    return self.fc(gap(torch.stack([x, torch.ones_like(x)], -1).sum(-1)))
+
+
+@net(a=conv(3, 8), b=conv(2, 4), c=conv(8, 4), fc=linear(4, 5))
+def pixel_shuffles(self, x):
+    x = F.relu(self.b(F.pixel_shuffle(F.relu(self.a(x)), 2)))  # (B, 4, 16, 16)
+    x = F.pixel_unshuffle(x[:, :2], 2)  # (B, 8, 8, 8)
+    return self.fc(gap(F.relu(self.c(F.channel_shuffle(x, 4)))))
+
+
+class Detour(torch.autograd.Function):
+    """A gradient of its own, as training tricks have, and memory freed by hand."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clamp(min=0)
+        half = y * 0.5
+        result = y + half
+        half.set_()
+        return result
+
+
+@net(a=conv(3, 4), b=conv(4, 4), fc=linear(4, 5))
+def own_gradients_and_data(self, x):
+    """RevNet: functions with their own gradients, and values that are read and freed behind autograd's back."""
+    x = Detour.apply(self.a(x))
+    y = F.conv2d(x, self.b.weight.data, self.b.bias, padding=1).relu()
+    return self.fc(gap(y + x.data))
 
 
 # ---------------------------------------------------------------------- other dimensions
@@ -1059,11 +1110,10 @@ def other_paddings(self, x):
     return self.fc(gap(F.pad(x, (1, 1), value=0.5)))
 
 
-@net(into=EITHER, a=conv(3, 4, stride=2), up=lambda: _strong(nn.ConvTranspose2d(4, 4, 2, 2)), b=conv(4, 4),
-     shuffle=lambda: nn.PixelShuffle(2))
+@net(into=EITHER, a=conv(3, 4, stride=2), up=lambda: _strong(nn.ConvTranspose2d(4, 4, 2, 2)), b=conv(4, 4))
 def other_upsamplings(self, x):
     x = F.relu(self.up(F.relu(self.a(x))))
-    return self.shuffle(F.relu(self.b(x)))
+    return F.interpolate(F.relu(self.b(x)), scale_factor=2, mode="bicubic")
 
 
 @net(into=EITHER, **HEAD, w=const(4, 4))

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
         InitialPotential as InitialPotential,
         NoEffectWarning as NoEffectWarning,
         PotentialCalibration as PotentialCalibration,
+        TemporalBias as TemporalBias,
+        TunedThreshold as TunedThreshold,
         WeightCalibration as WeightCalibration,
     )
     from .checkpoint import load as load
+    from .closed_form import ClosedFormWeights as ClosedFormWeights
     from .conversion import convert as convert
     from .errors import (
         CalibrationError as CalibrationError,
@@ -27,10 +30,12 @@ if TYPE_CHECKING:
         RECIPES as RECIPES,
         Recipe as Recipe,
         advanced as advanced,
+        best as best,
         light as light,
         max_activation as max_activation,
         opt as opt,
         percentile as percentile,
+        pipelined as pipelined,
         plain as plain,
     )
     from .thresholds import MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
@@ -40,13 +45,15 @@ __version__ = "0.1.0"
 #: The public names by the module that holds them. They are imported when first used: the command line answers
 #: `--help` without waiting for torch.
 _NAMES = {
-    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration WeightCalibration",
+    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration TemporalBias "
+    "TunedThreshold WeightCalibration",
     "checkpoint": "load",
+    "closed_form": "ClosedFormWeights",
     "conversion": "convert",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
     "evaluation": "Evaluation LayerResult evaluate",
     "network": "SpikingNetwork",
-    "recipes": "RECIPES Recipe advanced light max_activation opt percentile plain",
+    "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
     "thresholds": "MMSE MaxActivation Percentile",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -65,6 +65,79 @@ class PotentialCalibration:
             layer.site = with_bias(layer.site, e)
 
 
+@dataclass(frozen=True)
+class TemporalBias:
+    """b[t] ← b[t] + rate·μ_c(x − s[t]), step after step, each firing with what the steps before it got (FTBC).
+
+    After Wu et al., ECCV 2024. One value a channel and step is kept. All images together weigh as much as `rounds`
+    corrections at this rate; they pass some at a time.
+    """
+
+    rate: float = 0.5
+    rounds: float = 8.0
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            BiasCalibration().apply(layer)
+            return
+        sample = layer.segment.site.shape
+        axis = layer.channel_axis % max(1, len(sample))
+        shape = (layer.T, *(n if d == axis else 1 for d, n in enumerate(sample)))
+        temporal = torch.zeros(shape, dtype=layer.graph.dtype, device=layer.graph.device)
+        if layer.site.temporal is not None:
+            temporal += layer.site.temporal
+        for part, values in layer.chunks():
+            target, current = layer.target(part), layer.arriving(values)
+            rate = min(self.rate, self.rate * self.rounds * len(target) / layer.images)
+            self._correct(temporal, rate, target, current, layer)
+        layer.site = replace(layer.site, temporal=temporal)
+
+    @staticmethod
+    def _correct(temporal: Tensor, rate: float, target: Tensor, current: Tensor, layer: Layer) -> None:
+        assert isinstance(layer.site, Neurons)
+        theta, v = layer.site.threshold, layer.site.v0
+        for t in range(layer.T):
+            v = v + current[t] + temporal[t]
+            step = rate * channel_mean(target - (v >= theta) * theta, layer.channel_axis)
+            temporal[t] += step
+            v = v + step
+            v = v - (v >= theta) * theta
+
+
+@dataclass(frozen=True)
+class TunedThreshold:
+    """θ with the least ‖x − s̄‖² of the neurons as they really fire, on the spiking network's own currents.
+
+    Tried are `factors` times the threshold so far; an initial potential and a bias shift keep their share of it.
+    """
+
+    factors: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        before = layer.site
+        candidates = [replace(before, threshold=before.threshold * f, v0=before.v0 * f) for f in self.factors]
+        errors = [torch.zeros_like(before.threshold, dtype=torch.float64) for _ in candidates]
+        for part, values in layer.chunks():
+            target = layer.target(part)
+            for error, layer.site in zip(errors, candidates, strict=True):
+                wrong = (target - layer.output(values).mean()).square().sum(0, keepdim=True)
+                error += _like(wrong, before.threshold)
+        best = torch.stack(errors).argmin(0)  # (C, 1, ...)
+        factor = torch.tensor(self.factors, dtype=before.threshold.dtype, device=best.device)[best]
+        layer.site = replace(before, threshold=before.threshold * factor, v0=before.v0 * factor)
+
+
+def _like(wrong: Tensor, threshold: Tensor) -> Tensor:
+    """(1, C, ...) summed to the shape of a threshold: one value a channel, or one in all."""
+    axes = [d for d, n in enumerate(threshold.shape) if n == 1]
+    return wrong[0].sum(axes, keepdim=True) if axes else wrong[0]
+
+
 class NoEffectWarning(UserWarning):
     """Something that a recipe asks for changed nothing: there was no place for it, or it made things worse."""
 

@@ -10,48 +10,140 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 
-from .errors import UnsupportedModelError
+from .errors import Refusal, UnsupportedModelError
 from .graph import Graph, Node
 from .ops import Input, Op, Output
-from .rules import REMEDIES, RULES, Call, Refusal, Refuse, call_site, op_name, place, refusal_message
+from .rules import (
+    NO_RULE,
+    PRODUCTS,
+    REMEDIES,
+    RULES,
+    Call,
+    Refuse,
+    call_site,
+    is_users_code,
+    op_name,
+    place,
+    refusal_message,
+)
 
 
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
     """The graph of a model, exactly as it computes in eval mode. `example` is a batch of inputs for an nn.Module."""
+    graph, refusals = survey(model, example)
+    if error := objection(graph, refusals):
+        raise error
+    return graph
+
+
+def objection(graph: Graph, refusals: Sequence[Refusal]) -> UnsupportedModelError | None:
+    """Why the surveyed model cannot be converted, if it cannot."""
+    if refusals:
+        return UnsupportedModelError(refusal_message(refusals), refusals)
+    if not graph.neurons:
+        return UnsupportedModelError(
+            "the model has no activation to convert: it needs at least one ReLU, ReLU6 or clamp(0, c). "
+            "Was it captured without its non-linearities, or are they outside forward()?"
+        )
+    return None
+
+
+def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> tuple[Graph, tuple[Refusal, ...]]:
+    """The whole graph of a model, and what in it cannot be converted; there, `Refused` stands in the graph."""
     program = model if isinstance(model, ExportedProgram) else export(model, example)
     with _quiet(), torch.random.fork_rng(devices=[]):
-        program = program.run_decompositions({})  # no decomposition, but in-place operations become pure
-        return _Importer(program).graph()
+        return _Importer(_pure(program)).graph()
+
+
+def _pure(program: ExportedProgram) -> ExportedProgram:
+    """The program with operations in place made pure; none is decomposed."""
+    try:
+        pure: ExportedProgram = program.run_decompositions({})
+        return pure
+    except Exception as e:
+        first = str(e).strip().partition("\n")[0]
+        raise UnsupportedModelError(
+            f"torch.export cannot give the operations in place of this model their meaning: {first or type(e).__name__}"
+        ) from e
 
 
 def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
     """torch.export with a dynamic batch size, in eval mode, leaving the model as it was."""
     pair = tuple(torch.cat([x[:1], x[:1]]) for x in example)  # a batch of one would be taken as a constant
     batch = Dim("batch")
-    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]):
+    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]), _Traceable():
         try:
-            return torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch))
+            return _without_freeing(torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch)))
         except UnsupportedModelError:
             raise
         except Exception as e:
-            first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+            refusal = _failed_export(e, model)
             raise UnsupportedModelError(
-                f"torch.export cannot capture this model with input shapes "
-                f"{[tuple(x.shape[1:]) for x in example]} and a free batch size: {first}\n"
+                f"torch.export cannot capture this model with input shapes {[tuple(x.shape[1:]) for x in example]} and "
+                f"a free batch size:\n{refusal}\n"
                 "Control flow that depends on the data, a fixed batch size in the code or a wrong input shape are the "
-                "usual reasons."
+                "usual reasons.",
+                [refusal],
             ) from e
+
+
+class _Traceable(TorchFunctionMode):
+    """torch.export loses sight of x.data; x.detach() is the same value."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+def _without_freeing(program: ExportedProgram) -> ExportedProgram:
+    """Without x.set_(), which frees the memory of a value that nobody reads any more, and is not pure."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.target is torch.ops.aten.set_.default and not node.users:
+                    module.graph.erase_node(node)
+            module.recompile()
+    return program
+
+
+def _failed_export(e: Exception, model: nn.Module) -> Refusal:
+    """Why and where tracing came to an end; what lies behind that place has not been seen."""
+    if isinstance(e, GuardOnDataDependentSymNode):
+        why = "an if, int() or item() on values that depend on the images has no graph; write it without"
+        return Refusal("control flow", _failed_at(e, model), why)
+    if "Constraints violated (batch)" in str(e):
+        why = "the code takes it for a fixed number; use x.shape[0], or -1 in view() and reshape()"
+        return Refusal("batch size", _failed_at(e, model), why)
+    lines = str(e).strip().splitlines()
+    return Refusal("tracing", _failed_at(e, model), lines[0] if lines else type(e).__name__)
+
+
+def _failed_at(e: Exception, model: nn.Module) -> str:
+    """The module that was running, and the line of the user's code."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found, line = "", ""
+    for frame, number in traceback.walk_tb(e.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found)
+        if is_users_code(frame.f_code.co_filename):
+            line = f" ({Path(frame.f_code.co_filename).name}:{number})"
+    return f"{found or 'forward'}{line}"
 
 
 def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> Any:
@@ -68,7 +160,7 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -99,21 +191,13 @@ class _Importer:
     names: dict[str, int] = field(default_factory=dict)
     batch: Any = None
 
-    def graph(self) -> Graph:
+    def graph(self) -> tuple[Graph, tuple[Refusal, ...]]:
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self._call(node)
-        if self.refused:
-            raise UnsupportedModelError(refusal_message(self.refused))
-        structure = self._outputs()
-        graph = Graph(tuple(self.nodes), self.tensors, structure)
-        if not graph.neurons:
-            raise UnsupportedModelError(
-                "the model has no activation to convert: it needs at least one ReLU, ReLU6 or clamp(0, c). "
-                "Was it captured without its non-linearities, or are they outside forward()?"
-            )
-        return graph
+        structure = self._outputs_of_refused() if self.refused else self._outputs()
+        return Graph(tuple(self.nodes), self.tensors, structure), tuple(self.refused)
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -144,14 +228,23 @@ class _Importer:
             )
         self.env[node] = self.add(Input(), (), node, name=node.name)
 
-    def _outputs(self) -> Any:
+    def _returned(self) -> list[tuple[str, Any]]:
+        """What the model returns, with a name for each."""
         (output,) = (n for n in self.program.graph.nodes if n.op == "output")
         specs = self.program.graph_signature.output_specs
         returned = [v for v, s in zip(output.args[0], specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]
-        leaves = [
-            _Leaf(self._leaf(value, "output" if len(returned) == 1 else f"output.{i}"))
-            for i, value in enumerate(returned)
-        ]
+        return [("output" if len(returned) == 1 else f"output.{i}", value) for i, value in enumerate(returned)]
+
+    def _outputs_of_refused(self) -> Any:
+        """The outputs as nodes, for whoever looks at the graph; it will not run."""
+        shapes = {node.name: node.shape for node in self.nodes}
+        for name, value in self._returned():
+            self.nodes += [Node(name, Output(), (n,), shapes[n]) for n in _names(self.resolve(value))]
+        return 0
+
+    def _outputs(self) -> Any:
+        specs = self.program.graph_signature.output_specs
+        leaves = [_Leaf(self._leaf(value, name)) for name, value in self._returned()]
         if any(s.kind is OutputKind.BUFFER_MUTATION for s in specs):
             raise UnsupportedModelError(
                 "the model changes its own buffers in forward(), so it is not a function of its inputs; "
@@ -179,10 +272,8 @@ class _Importer:
         if "val" not in node.meta and not node.users:
             return  # a check that torch adds for itself
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
-        if _mentions(args, _REFUSED) or _mentions(kwargs, _REFUSED):
-            self.env[node] = _REFUSED  # its source is already on the list
-            if op_name(node) in REMEDIES:
-                self.refused.append(Refusal(op_name(node), place(node), REMEDIES[op_name(node)]))
+        if _mentions((args, kwargs), _Lost):
+            self._refuse(node, _reason_behind_lost(node, args), (args, kwargs))
             return
         if isinstance(node.meta.get("val"), torch.SymInt):
             self.env[node] = node.meta["val"]
@@ -193,15 +284,18 @@ class _Importer:
             else:
                 self.env[node] = self._import(node, args, kwargs)
         except Refuse as e:
-            self.refused.append(Refusal(op_name(node), place(node), str(e)))
-            self.env[node] = self._stand_in(node)
+            self._refuse(node, str(e), (args, kwargs))
 
-    def _stand_in(self, node: fx.Node) -> Any:
-        """Something in place of a refused value, so that offenders behind it are found too."""
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] == self.batch:
-            return self.add(Op(), (), node)
-        return _REFUSED
+    def _refuse(self, node: fx.Node, why: str, arguments: Any) -> None:
+        """Put a stand-in in place of the value, so that offenders behind it are found too."""
+        if why:
+            self.refused.append(Refusal(op_name(node), place(node), why))
+        value, name = node.meta.get("val"), self.unique(call_site(node))
+        sizes = tuple(value.shape) if isinstance(value, Tensor) else ()
+        batched = bool(sizes) and sizes[0] == self.batch and all(isinstance(size, int) for size in sizes[1:])
+        shape = tuple(size if isinstance(size, int) else -1 for size in (sizes[1:] if batched else sizes))
+        self.nodes.append(Node(name, Refused(op_name(node), why), tuple(_names(arguments)), shape, place(node)))
+        self.env[node] = name if batched else _Lost(name)
 
     def _import(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.target is operator.getitem:
@@ -213,7 +307,7 @@ class _Importer:
             if isinstance(part, Tensor) and (part.ndim == 0 or part.shape[0] != self.batch):
                 raise Refuse("it mixes the images of a batch or moves the batch dimension; keep dimension 0 the batch")
         if rule is None:
-            raise Refuse(REMEDIES.get(op_name(node), "spikecal has no rule for it; use affine operations and ReLU"))
+            raise Refuse(REMEDIES.get(op_name(node), NO_RULE))
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         named = dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
         full = {a.name: named.get(a.name, a.default_value) for a in schema}
@@ -253,21 +347,50 @@ class _Text(str):
     """A string argument of an ATen call, kept apart from the name of a node."""
 
 
-class _Refused:
-    pass
+@dataclass(frozen=True)
+class Refused(Op):
+    """A call that has no meaning as an operation of a graph; or has it only behind one that is mended: no `why`."""
+
+    what: str
+    why: str
 
 
-_REFUSED = _Refused()
+@dataclass(frozen=True)
+class _Lost:
+    """The value of a refused call in which the images cannot be told apart any more: no rule can go on from it."""
+
+    name: str
 
 
-def _mentions(value: Any, what: Any) -> bool:
+def _reason_behind_lost(node: fx.Node, args: Any) -> str:
+    """What is wrong with a call on a lost value, as far as its name tells; nothing if it may be affine."""
+    name = op_name(node)
+    if name in PRODUCTS:
+        return PRODUCTS[name] if sum(1 for _ in _names(args)) > 1 else ""
+    if node.target is operator.getitem or node.target in RULES:
+        return ""
+    return REMEDIES.get(name, NO_RULE)
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The nodes that the arguments of a call mention."""
+    if isinstance(value, _Lost):
+        yield value.name
+    elif isinstance(value, str) and not isinstance(value, _Text):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _names(part)
+
+
+def _mentions(value: Any, what: type) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_mentions(v, what) for v in value)
     if isinstance(value, dict):
         return any(_mentions(v, what) for v in value.values())
     if what is str:
         return isinstance(value, str) and not isinstance(value, _Text)
-    return isinstance(value, what) if isinstance(what, type) else value is what
+    return isinstance(value, what)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         {
             "graph": snn.graph.tensors,
             "source": snn.source.tensors,
-            **{f"site {name}": vars(site) for name, site in snn.sites.items()},
+            **{f"site {name}": site.tensors() for name, site in snn.sites.items()},
         }
     )
     header = {
@@ -42,6 +42,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         "graph": snn.graph.to_dict(),
         "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
         "preprocessing": snn.preprocessing,
+        "delays": {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)},
         "tensors": names,
     }
     text = json.dumps(header)
@@ -91,15 +92,15 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
     parts = {part: {k: tensors[stored] for k, stored in names.items()} for part, names in header["tensors"].items()}
     graph = Graph.from_dict(header["graph"], parts["graph"])
     source = Graph.from_dict(header["graph"], parts["source"])
+    if not isinstance(header["T"], int) or header["T"] < 1:
+        raise ValueError(f"T is {header['T']!r}")
     if len(graph.precisions | source.precisions) > 1:
         raise ValueError("its tensors are of several precisions")
-    sites = {n.name: _site(parts[f"site {n.name}"]) for n in graph.nodes if n.is_site}
+    sites = {n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name)) for n in graph.nodes if n.is_site}
     for node in (n for n in graph.nodes if n.is_site):
         if isinstance(sites[node.name], Readout) == (node in graph.neurons):
             raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
-        _check_site(sites[node.name], node, graph.dtype)
-    if not isinstance(header["T"], int) or header["T"] < 1:
-        raise ValueError(f"T is {header['T']!r}")
+        _check_site(sites[node.name], node, graph.dtype, header["T"])
     statistics = {name: LayerStatistics(**s) for name, s in header["statistics"].items()}
     recipe, preprocessing = Recipe.from_dict(header["recipe"]), header.get("preprocessing", {})
     _check_preprocessing(preprocessing)
@@ -114,13 +115,17 @@ def _check_preprocessing(found: Any) -> None:
         raise ValueError(f"its preprocessing is {found!r}")
 
 
-def _site(parts: dict[str, Tensor]) -> Site:
-    return Neurons(**parts) if "threshold" in parts else Readout(**parts)
+def _site(parts: dict[str, Tensor], delay: Any) -> Site:
+    if "threshold" not in parts:
+        return Readout(**parts)
+    if not isinstance(delay, int) or delay < 0:
+        raise ValueError(f"a firing delay is {delay!r}")
+    return replace(Neurons(**parts), delay=delay)  # type: ignore[arg-type]
 
 
-def _check_site(site: Site, node: Node, dtype: torch.dtype) -> None:
-    for name, t in vars(site).items():
-        torch.broadcast_to(t.to("meta"), node.shape)
+def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:
+    for name, t in site.tensors().items():
+        torch.broadcast_to(t.to("meta"), (T, *node.shape) if name == "temporal" else node.shape)
         if t.dtype != dtype or not torch.isfinite(t).all() or (name == "threshold" and not (t > 0).all()):
             must = "positive and finite" if name == "threshold" else "finite"
             raise ValueError(f"the {name} of {node.name!r} must be {must}, in {dtype}")

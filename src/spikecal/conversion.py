@@ -123,7 +123,7 @@ def calibrate(
     for segment in track(replay.segments, "calibrating", len(replay.segments), progress):
         node = segment.site
         try:
-            layer = replay.layer(segment, initial_site(node, thresholds.get(node.name), ann.dtype, ann.device))
+            layer = replay.layer(segment, initial_site(node, thresholds.get(node.name), ann, recipe.delay))
             for step in recipe.steps:
                 step.apply(layer)
             statistics[node.name] = replay.finish(layer)

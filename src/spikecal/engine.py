@@ -18,7 +18,7 @@ from torch import Tensor
 from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
-from .kernels import choose, conv_form, padded_threshold, two
+from .kernels import choose, conv_form, padded_bias, padded_threshold, two
 from .ops import Activation, AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
 from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
@@ -96,6 +96,11 @@ class _Layer:
             total = total + b.reshape(-1, *(1,) * (len(self.node.shape) - 1))
         return total
 
+    @cached_property
+    def temporal(self) -> Tensor | None:
+        temporal = self.neurons.temporal
+        return None if temporal is None else padded_bias(temporal, image_shape(self.node.shape)[0])
+
     def run(self, inputs: Sequence[Value], steps: int, state: State) -> Value:
         values = dict(zip(self.reads, inputs, strict=True))
         channels, height, width = image_shape(self.node.shape)
@@ -135,6 +140,8 @@ class _Layer:
             threshold=self.threshold.data_ptr(),
             v=state[self.node.name].data_ptr(),
             fired=fired.data_ptr(),
+            bias=None if self.temporal is None else self.temporal.data_ptr(),
+            delay=self.neurons.delay,
             threads=torch.get_num_threads(),
         )
         note_work(neurons=steps * images, events=native.run(layer))
@@ -159,6 +166,8 @@ class _Planner:
             return self.heights.get(node.inputs[0])
         site = self.sites.get(node.name)
         if not isinstance(site, Neurons) or prod(site.threshold.shape[1:]) != 1:
+            return None
+        if site.temporal is not None and prod(site.temporal.shape[2:]) != 1:
             return None
         return site.threshold.reshape(-1).expand(node.shape[0]).contiguous()
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class SpikecalError(Exception):
     """Base of every error that spikecal raises on purpose."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """One place of a model that cannot be converted."""
+
+    what: str  # the operation
+    where: str  # the path of the module, and the line of its code
+    why: str  # and what to do about it
+
+    def __str__(self) -> str:
+        return f"  {self.what} at {self.where}: {self.why}"
+
+
 class UnsupportedModelError(SpikecalError):
-    """The network holds something that has no spiking meaning; the message lists every such place."""
+    """The network holds something that has no spiking meaning; `refusals`, and the message, list every such place."""
+
+    def __init__(self, message: str, refusals: Sequence[Refusal] = ()) -> None:
+        super().__init__(message)
+        self.refusals = tuple(refusals)
 
 
 class CalibrationError(SpikecalError):

@@ -15,7 +15,7 @@ from .checkpoint import load
 from .errors import DataError, UnsupportedModelError
 from .graph import Node
 from .images import as_batches, fit_inputs, split_batch
-from .network import SpikingNetwork, running_mean
+from .network import SpikingNetwork
 from .ops import Activation
 from .progress import track
 from .simulation import Neurons, run_ann
@@ -41,11 +41,12 @@ class Evaluation:
     """Accuracies are shares of images, None where there were no labels."""
 
     images: int
-    T: int
+    T: int  # steps in which a layer fires
+    latency: int  # steps until the last layer has done so: T, and more with firing delay
     recipe: str
     accuracy: float | None
     ann_accuracy: float | None
-    accuracy_over_time: list[float]  # after 1, 2, ... T steps
+    accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
     agreement: float  # share of images on which SNN and ANN give the same answer
     agreement_over_time: list[float]
     layers: list[LayerResult]
@@ -129,7 +130,7 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
 def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
     (ys,) = snn.currents(images, lambda node, value: _add_spikes(sums, node, value, snn.T))  # (T, B, classes)
     (z,) = run_ann(snn.source, images, lambda node, value: _compare(snn, sums, node, value))  # (B, classes)
-    answers, ann = running_mean(ys).argmax(-1).cpu(), z.argmax(-1).cpu()  # (T, B), (B,)
+    answers, ann = snn.running(0, ys).argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
     sums.images += len(ann)
     same = (answers == ann).sum(1)
     sums.same_over_time = same if sums.same_over_time is None else sums.same_over_time + same
@@ -143,7 +144,7 @@ def _add_spikes(sums: _Sums, node: Node, value: Value, T: int) -> None:
     if not isinstance(node.op, Activation):
         return
     layer = sums.layers[node.name]
-    part = value.mean() * (len(value.data) / T)  # (B, C, ...)
+    part = value.mean() * (value.steps / T)  # (B, C, ...)
     layer.mean = part if layer.mean is None else layer.mean + part
 
 
@@ -166,6 +167,7 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
     return Evaluation(
         images=sums.images,
         T=snn.T,
+        latency=snn.latency,
         recipe=snn.recipe.name,
         accuracy=right[-1] if right else None,
         ann_accuracy=sums.right_ann / sums.images if right else None,

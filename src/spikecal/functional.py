@@ -47,6 +47,18 @@ def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[T
     return spikes, v
 
 
+def delayed(current: Tensor, delay: int) -> Tensor:
+    """What neurons see that begin to fire `delay` steps after their input begins: (T, B, ...) -> (T, B, ...).
+
+    Before their first decision they have integrated I[0] + ... + I[delay]; their last steps bring nothing new.
+    """
+    if not delay:
+        return current
+    first = current[: delay + 1].sum(0, keepdim=True)
+    rest = current[delay + 1 :]
+    return torch.cat([first, rest, torch.zeros_like(current[: len(current) - 1 - len(rest)])])
+
+
 def increments(
     f: Callable[[Tensor], Tensor], x: Tensor, past: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:

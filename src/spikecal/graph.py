@@ -20,7 +20,6 @@ from .ops import (
     Concat,
     Conv,
     Expand,
-    Flip,
     Input,
     Linear,
     Max,
@@ -31,12 +30,13 @@ from .ops import (
     Peak,
     Permute,
     Reshape,
+    Select,
     Slice,
     Upsample,
 )
 
 #: Operations whose result is never negative if no input is.
-_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Flip, Upsample, Concat)
+_KEEPS_SIGN = (Peak, AvgPool, AdaptiveAvgPool, Mean, Reshape, Permute, Expand, Slice, Select, Upsample, Concat)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
     dense = taps * outputs * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + outputs)
     if pooled > 1 or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
         tables = float("inf")  # what is looked up must lie in one word
+    if taps * min(outputs, 64) * 16 > 2**20:
+        tables = float("inf")  # the tables of one block of outputs would not stay in the cache
     costs = {"events": events, "tables": tables, "dense": dense}
     return min(costs, key=lambda k: costs[k])
 
@@ -90,18 +92,21 @@ def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequen
     return current[..., :channels].permute(0, 1, 4, 2, 3).reshape(steps, images, *shape)
 
 
-def can_scan(current: Tensor, threshold: Tensor) -> bool:
+def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None) -> bool:
     """Whether the kernels can simulate neurons that get this current, (t, B, ...)."""
     return (
         is_image(current.shape[2:])
         and prod(threshold.shape[1:]) == 1
+        and (temporal is None or prod(temporal.shape[2:]) == 1)
         and current.dtype == torch.float32
         and current.device.type == "cpu"
         and native.library() is not None
     )
 
 
-def scan(current: Tensor, threshold: Tensor, v0: Tensor) -> tuple[PackedSpikes, Tensor]:
+def scan(
+    current: Tensor, threshold: Tensor, v0: Tensor, temporal: Tensor | None = None, delay: int = 0
+) -> tuple[PackedSpikes, Tensor]:
     """Neurons that get this current, (t, B, ...): their spikes, and their potential afterwards, (B, H, W, C)."""
     (steps, images), shape = current.shape[:2], tuple(current.shape[2:])
     channels, height, width = image_shape(shape)
@@ -111,7 +116,10 @@ def scan(current: Tensor, threshold: Tensor, v0: Tensor) -> tuple[PackedSpikes, 
     fired = torch.zeros(steps, images, height, width, native.words(channels), dtype=torch.int64)
     layer = native.Layer(None, 0, steps, images, height, width, channels, addend=addend.data_ptr())
     layer.threshold, layer.v, layer.fired = theta.data_ptr(), v.data_ptr(), fired.data_ptr()
-    layer.threads = torch.get_num_threads()
+    layer.threads, layer.delay = torch.get_num_threads(), delay
+    if temporal is not None:
+        bias = padded_bias(temporal, channels)
+        layer.bias = bias.data_ptr()
     native.run(layer)
     return PackedSpikes(fired, theta[:channels], shape), v
 
@@ -120,3 +128,9 @@ def padded_threshold(threshold: Tensor, channels: int) -> Tensor:
     """(padded C,): what is only padding never fires."""
     theta = threshold.reshape(-1).expand(channels)
     return torch.nn.functional.pad(theta, (0, native.padded(channels) - channels), value=torch.inf).contiguous()
+
+
+def padded_bias(temporal: Tensor, channels: int) -> Tensor:
+    """(T, padded C)."""
+    temporal = temporal.reshape(len(temporal), -1).expand(-1, channels)
+    return torch.nn.functional.pad(temporal, (0, native.padded(channels) - channels)).contiguous()

@@ -16,7 +16,7 @@ from .images import Inputs, fit_inputs
 from .memory import block_of_steps, budget, chunk_of_images
 from .recipes import Recipe
 from .replay import LayerStatistics
-from .simulation import Instruction, Site, Tap, run_ann, run_snn
+from .simulation import Instruction, Neurons, Site, Tap, run_ann, run_snn
 
 if TYPE_CHECKING:
     from typing import Self
@@ -62,8 +62,33 @@ class SpikingNetwork:
         return self._collect(inputs, self._mean, 0)
 
     def over_time(self, *inputs: Tensor) -> Any:
-        """The running mean of the output after 1, 2, ... T steps, (T, B, ...)."""
-        return self._collect(inputs, lambda chunk: [running_mean(y) for y in self.currents(chunk)], 1)
+        """The running mean of the output after 1, 2, ... steps, (latency, B, ...); 0 while nothing has arrived there.
+
+        Without firing delay the latency is T.
+        """
+        return self._collect(inputs, lambda chunk: [self.running(i, y) for i, y in enumerate(self.currents(chunk))], 1)
+
+    def running(self, output: int, current: Tensor) -> Tensor:
+        """The running mean at one output, (latency, B, ...), from its current, (T, B, ...)."""
+        mean = running_mean(current)
+        waited = mean.new_zeros(self._waits[output], *mean.shape[1:])
+        held = mean[-1:].expand(self.latency - len(mean) - len(waited), *mean.shape[1:])
+        return torch.cat([waited, mean, held])
+
+    @property
+    def latency(self) -> int:
+        """Steps from the first input to the end of the last output: T, and the delays on the longest way."""
+        return self.T + max(self._waits)
+
+    @property
+    def _waits(self) -> list[int]:
+        """After how many steps each output gets its first current: shortcuts wait for the longest way."""
+        begins: dict[str, int] = {}
+        for node in self.graph.nodes:
+            site = self.sites.get(node.name)
+            own = site.delay if isinstance(site, Neurons) else 0
+            begins[node.name] = max((begins[i] for i in node.inputs), default=0) + own
+        return [begins[node.name] for node in self.graph.outputs]
 
     def ann(self, *inputs: Tensor) -> Any:
         """The ANN twin: equals the model that was converted."""
@@ -72,6 +97,8 @@ class SpikingNetwork:
     def simulate(self, inputs: Inputs, tap: Tap | None = None) -> Iterator[list[Tensor]]:
         """The current at every output, [(t, B, ...)] for t steps after t steps; `tap` sees every site."""
         block = block_of_steps(self.graph, self.T, budget(self.memory), len(inputs[0]))
+        if any(isinstance(site, Neurons) and site.needs_all_steps for site in self.sites.values()):
+            block = self.T
         return run_snn(self._program(), self.sites, inputs, self.T, tap, block)
 
     def _program(self) -> list[Instruction]:
@@ -142,9 +169,10 @@ class SpikingNetwork:
 
     def __repr__(self) -> str:
         neurons = sum(prod(n.shape) for n in self.graph.neurons)
+        latency = f"latency={self.latency}, " if self.latency > self.T else ""
         return (
-            f"SpikingNetwork(T={self.T}, recipe={self.recipe.name!r}, {len(self.graph.neurons)} layers of neurons, "
-            f"{neurons:,} neurons, {len(self.graph.outputs)} output(s))"
+            f"SpikingNetwork(T={self.T}, {latency}recipe={self.recipe.name!r}, "
+            f"{len(self.graph.neurons)} layers of neurons, {neurons:,} neurons, {len(self.graph.outputs)} output(s))"
         )
 
 

@@ -15,7 +15,6 @@ from .ops import (
     AdaptiveMaxPool,
     AvgPool,
     Conv,
-    Flip,
     Linear,
     MaxPool,
     Mean,
@@ -24,6 +23,7 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -44,9 +44,7 @@ def with_binary_spikes(snn: SpikingNetwork) -> SpikingNetwork:
 
 
 def _normalised(site: Site) -> Site:
-    if not isinstance(site, Neurons):
-        return site
-    return Neurons(torch.ones_like(site.threshold), site.v0 / site.threshold, site.bias / site.threshold)
+    return site.map(lambda t: t / site.threshold) if isinstance(site, Neurons) else site
 
 
 def normalise(graph: Graph, thresholds: dict[str, Tensor]) -> Graph:
@@ -129,7 +127,7 @@ def _absorbed(op: Conv | Linear, scale: Tensor, tensors: dict[str, Tensor]) -> T
 
 def _passed(op: Op, scale: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """The scale that gives the same result behind `op` instead of in front of it, if there is one."""
-    if isinstance(op, Reshape | Permute | Slice | Flip):
+    if isinstance(op, Reshape | Permute | Slice | Select):
         return op.run({}, scale.expand(shape).unsqueeze(0))[0]
     per_channel = scale.numel() == scale.shape[0] and len(shape) >= 2
     spatial = (

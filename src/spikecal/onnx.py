@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .errors import UnsupportedModelError
+from .errors import Refusal, UnsupportedModelError
 from .onnx_operators import OPERATORS
-from .rules import REMEDIES, Refusal, Refuse, refusal_message
+from .rules import REMEDIES, Refuse, refusal_message
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto

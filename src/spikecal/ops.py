@@ -233,11 +233,14 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
-class Flip(Op):
-    axes: tuple[int, ...]
+class Select(Op):
+    """What stands at these places along an axis, in this order: an index, a flip, a roll, a repetition."""
+
+    axis: int
+    places: tuple[int, ...]
 
     def run(self, p: Tensors, *x: Tensor) -> Tensor:
-        return x[0].flip([a + 1 for a in self.axes])
+        return x[0].index_select(self.axis + 1, torch.tensor(self.places, device=x[0].device))
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,27 @@ from .calibration import (
     InitialPotential,
     PotentialCalibration,
     Step,
+    TemporalBias,
+    TunedThreshold,
     WeightCalibration,
 )
+from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
 from .thresholds import MMSE, MaxActivation, Percentile, ThresholdRule
 
 _RULES = {cls.__name__: cls for cls in (MMSE, MaxActivation, Percentile)}
 _STEPS = {
-    cls.__name__: cls for cls in (BiasShift, InitialPotential, BiasCalibration, PotentialCalibration, WeightCalibration)
+    cls.__name__: cls
+    for cls in (
+        BiasShift,
+        InitialPotential,
+        BiasCalibration,
+        PotentialCalibration,
+        WeightCalibration,
+        ClosedFormWeights,
+        TemporalBias,
+        TunedThreshold,
+    )
 }
 _VERSION = 1
 
@@ -32,6 +45,7 @@ class Recipe:
     threshold: the rule for firing thresholds; steps: what corrects each layer, in this order.
     pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
     threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
+    delay: every layer begins to fire this many steps after its input begins; the latency grows, the spikes do not.
     """
 
     threshold: ThresholdRule
@@ -40,6 +54,7 @@ class Recipe:
     pool_to_conv: bool = False
     threshold_images: int = 1024
     calibration_images: int = 128
+    delay: int = 0
 
     def __post_init__(self) -> None:
         _check_part(self.threshold, "accumulator", "threshold rule")
@@ -50,6 +65,8 @@ class Recipe:
             _check_part(step, "apply", "calibration step")
         if not all(isinstance(n, int) and n >= 1 for n in (self.threshold_images, self.calibration_images)):
             raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
+        if self.delay < 0:
+            raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
     def to_dict(self) -> dict[str, Any]:
         data = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -134,6 +151,24 @@ def advanced(
     )  # the paper calibrates weights on 1024 images
 
 
+def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
+    """Ours, for few steps: weights by least squares, first on currents and then on what fires, each with potentials."""
+    steps = (
+        BiasShift(),
+        ClosedFormWeights(),
+        PotentialCalibration(),
+        ClosedFormWeights(fired=True),
+        PotentialCalibration(),
+    )
+    options = {"name": "best", **options}
+    return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
+
+
+def pipelined(*, delay: int = 1, **options: Any) -> Recipe:
+    """`best`, with every layer waiting a step before it fires: fewer errors, more latency, as many spikes."""
+    return best(name="pipelined", delay=delay, **options)
+
+
 def max_activation(**options: Any) -> Recipe:
     """Baseline: the largest activation is the threshold (Diehl et al. 2015)."""
     return Recipe(MaxActivation(), (), "max_activation", **options)
@@ -151,7 +186,7 @@ def opt(**options: Any) -> Recipe:
 
 #: Recipes by name.
 RECIPES: dict[str, Callable[..., Recipe]] = {
-    f.__name__: f for f in (plain, light, advanced, max_activation, percentile, opt)
+    f.__name__: f for f in (plain, light, advanced, best, pipelined, max_activation, percentile, opt)
 }
 
 

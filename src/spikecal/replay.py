@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import CalibrationError
-from .functional import count_spikes, mean_over_time, pack_bits, unpack_bits
+from .functional import count_spikes, delayed, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
 from .memory import chunk_of_images, peak_bytes
 from .ops import Activation, Conv, Linear
@@ -102,6 +102,11 @@ class Layer:
             yield part, values
         self._memo = memo if holds else None
 
+    def arriving(self, values: Mapping[str, Value]) -> Tensor:
+        """The current the neurons see, (T, B, ...), without what is their own at every step."""
+        current = site_current(values[self.segment.source], self.site.bias, self.T)
+        return delayed(current, self.site.delay if isinstance(self.site, Neurons) else 0)
+
     def output(self, values: Mapping[str, Value]) -> Value:
         """What the site gives: spikes, or the current at an output."""
         current = site_current(values[self.segment.source], self.site.bias, self.T)  # (T, B, ...)
@@ -115,12 +120,35 @@ class Layer:
         """The ANN's activations at this site, (B, ...)."""
         return self._replay.ann[self.segment.site.name][part]
 
+    def mean_outputs(self) -> Tensor:
+        """What the site gives on average over time, for every image, (N, ...)."""
+        found = torch.empty(self.images, *self.segment.site.shape, dtype=self.graph.dtype, device=self.graph.device)
+        for part, values in self.chunks():
+            found[part] = self.output(values).mean()
+        return found
+
     def mean_error(self) -> Tensor:
         """x − s̄ averaged over all images, in the shape of a sample."""
         total = torch.zeros(self.segment.site.shape, dtype=torch.float64, device=self.graph.device)
         for part, values in self.chunks():
             total += (self.target(part) - self.output(values).mean()).sum(0, dtype=torch.float64)
         return (total / self._replay.images).to(self.graph.dtype)
+
+    @property
+    def images(self) -> int:
+        return self._replay.images
+
+    def means(self) -> Iterator[tuple[slice, dict[str, Tensor], dict[str, Tensor]]]:
+        """All values of this segment, in the ANN and as means over time in the spiking network, some images at a time.
+
+        Averaging commutes with what a segment does, so nothing is simulated.
+        """
+        replay = self._replay
+        for part in replay.parts(self.segment, steps=1):
+            ann = {name: Value(replay.ann[name][part]) for name in self.segment.frontier}
+            snn = {name: Value(replay.store[name].mean(part, self.T)) for name in self.segment.frontier}
+            found = run_segment(replay.ann_graph, self.segment, ann, 1), run_segment(self.graph, self.segment, snn, 1)
+            yield part, _data(found[0]), _data(found[1])
 
     def mean_inputs(self, batch: int) -> dict[str, Tensor]:
         """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time.
@@ -259,6 +287,10 @@ class Replay:
         into[name].narrow(axis, part.start, part.stop - part.start).copy_(data)
 
 
+def _data(values: Mapping[str, Value]) -> dict[str, Tensor]:
+    return {name: value.data for name, value in values.items()}
+
+
 def _as_bits(value: Value) -> Tensor:
     """What is kept of a value: spikes take one bit each."""
     if isinstance(value, PackedSpikes):
@@ -274,7 +306,7 @@ def _resized(data: Tensor, axis: int, size: int) -> Tensor:
     return empty.permute([outermost_first.index(d) for d in range(data.ndim)])
 
 
-def initial_site(node: Node, threshold: Tensor | None, dtype: torch.dtype, device: torch.device) -> Site:
+def initial_site(node: Node, threshold: Tensor | None, graph: Graph, delay: int = 0) -> Site:
     """A site before calibration: no bias, no initial potential."""
-    zero = torch.zeros((1,) * len(node.shape), dtype=dtype, device=device)
-    return Readout(zero) if threshold is None else Neurons(threshold, zero, zero)
+    zero = torch.zeros((1,) * len(node.shape), dtype=graph.dtype, device=graph.device)
+    return Readout(zero) if threshold is None else Neurons(threshold, zero, zero, delay=delay)

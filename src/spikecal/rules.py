@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from .errors import Refusal
 from .graph import Graph, Node
 from .ops import (
     Activation,
@@ -21,7 +22,6 @@ from .ops import (
     Constant,
     Conv,
     Expand,
-    Flip,
     Linear,
     Max,
     MaxPool,
@@ -31,6 +31,7 @@ from .ops import (
     Permute,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
@@ -39,23 +40,21 @@ aten = torch.ops.aten
 
 #: Modules that are one operation each, so that their path is name enough; and files that are no user's code.
 _LEAVES = ("torch.nn.modules.", "spikecal.onnx.Step")
-_INTERNAL = ("/torch/", "/spikecal/onnx.py", "/spikecal/onnx_operators.py")
+_INTERNAL = ("/torch/", "/spikecal/onnx.py", "/spikecal/onnx_operators.py", "/spikecal/capture.py", "<")
+
+
+_KNOWN_AS = {
+    "_native_batch_norm_legit": "batch_norm",
+    "_native_batch_norm_legit_no_training": "batch_norm",
+    "_unsafe_view": "reshape",
+    "_prelu_kernel": "prelu",
+    "_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+}
 
 
 class Refuse(Exception):
     """Raised by a rule that cannot import this call; says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """One place of a model that cannot be imported."""
-
-    what: str
-    where: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"  {self.what} at {self.where}: {self.why}"
 
 
 def refusal_message(refused: Sequence[Refusal]) -> str:
@@ -101,16 +100,21 @@ def place(node: fx.Node) -> str:
     path = call_site(node)
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frames = [line.strip() for line in lines if line.strip().startswith("File ")]
-    own = [f for f in frames if not any(part in f for part in _INTERNAL)]
+    own = [f for f in frames if is_users_code(f.split('"')[1])]
     if not own:
         return path
     file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
     return f"{path} ({Path(file).name}:{line})"
 
 
+def is_users_code(file: str) -> bool:
+    return not any(part in file for part in _INTERNAL)
+
+
 def op_name(node: fx.Node) -> str:
+    """The name of an operation as its users know it: `_native_batch_norm_legit` is a batch norm."""
     name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
-    return name.removeprefix("_native_") if name.startswith("_native_") else name
+    return _KNOWN_AS.get(name, name)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -144,8 +148,10 @@ class Call:
     def fixed(self, name: str) -> Tensor | None:
         """An argument as a tensor, (1, ...) or without batch, if it does not depend on the images."""
         value = self[name]
-        if isinstance(value, Tensor | int | float):
-            return torch.as_tensor(value)
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, int | float):
+            return torch.tensor(value, dtype=torch.float64)
         op = next((n.op for n in self.importer.nodes if n.name == value), None)
         return self.importer.tensors[op.value].unsqueeze(0) if isinstance(op, Constant) else None
 
@@ -194,7 +200,7 @@ def _tuple(value: Any, n: int) -> tuple[int, ...]:
 
 def _parameter(value: Any, what: str) -> Tensor:
     if not isinstance(value, Tensor):
-        raise Refuse(f"its {what} depends on the images, so it is a product of two activations")
+        raise Refuse(f"its {what} depends on the images, so it is a product of two activations; keep it fixed")
     return value
 
 
@@ -397,14 +403,14 @@ def _sum(c: Call, x: Any, y: Any, alpha: float) -> str:
 def _mul(c: Call) -> str:
     x, y = (c["self"], c["other"]) if isinstance(c["self"], str) else (c["other"], c["self"])
     if isinstance(y, str):
-        raise Refuse("it multiplies two activations, as attention and squeeze-excitation gates do; remove the gate")
+        raise Refuse(PRODUCTS["mul"])
     return c.add(Scale(c.keep("scale", _of_sample(c, y))), x)
 
 
 @_rule(aten.div.Tensor, aten.div.Scalar)
 def _div(c: Call) -> str:
     if isinstance(c["other"], str):
-        raise Refuse("it divides by an activation, which is not affine")
+        raise Refuse(PRODUCTS["div"])
     return c.add(Scale(c.keep("scale", 1 / _of_sample(c, c["other"]))), c.data("self"))
 
 
@@ -557,56 +563,12 @@ def _permuted(c: Call, dims: list[int]) -> str:
     return c.add(Permute(tuple(d - 1 for d in dims[1:])), c.data("self"))
 
 
-@_rule(aten.expand.default, aten.repeat.default)
+@_rule(aten.expand.default)
 def _expand(c: Call) -> str:
     shape = tuple(c.out.shape[1:])
     if isinstance(c["self"], Tensor):  # a parameter, repeated for every image
-        value = _of_sample(c, c["self"])
-        value = value.repeat(c["repeats"][1:]) if "repeats" in c.args else value.expand(shape)
-        return c.add(Constant(c.keep("value", value)), c.importer.nodes[0].name)
-    if "repeats" in c.args:
-        raise Refuse("it repeats what depends on the images; write it with torch.cat")
+        return c.add(Constant(c.keep("value", _of_sample(c, c["self"]).expand(shape))), c.importer.nodes[0].name)
     return c.add(Expand(shape), c.data("self"))
-
-
-@_rule(aten.flip.default)
-def _flip(c: Call) -> str:
-    return c.add(Flip(tuple(c.axis(d, c.ndim("self")) for d in c["dims"])), c.data("self"))
-
-
-@_rule(aten.roll.default)
-def _roll(c: Call) -> str:
-    if not c["dims"]:
-        raise Refuse("it rolls over the batch as well; name the dimensions")
-    x, shape = c.data("self"), c.shape("self")
-    for shift, dim in zip(c["shifts"], c["dims"], strict=True):
-        axis = c.axis(dim, c.ndim("self"))
-        cut = -shift % shape[axis]
-        ends = [
-            c.add(Slice(axis, start, stop), x, shape=[*shape[:axis], stop - start, *shape[axis + 1 :]])
-            for start, stop in ((cut, shape[axis]), (0, cut))
-        ]
-        x = c.add(Concat(axis), *ends)
-    return x
-
-
-@_rule(aten.pixel_shuffle.default)
-def _pixel_shuffle(c: Call) -> str:
-    (channels, height, width), r = c.out.shape[1:], c["upscale_factor"]
-    return _split_and_joined(c, (channels, r, r, height // r, width // r), (0, 3, 1, 4, 2))
-
-
-@_rule(aten.pixel_unshuffle.default)
-def _pixel_unshuffle(c: Call) -> str:
-    (channels, height, width), r = c.shape("self"), c["downscale_factor"]
-    return _split_and_joined(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
-
-
-def _split_and_joined(c: Call, parts: tuple[int, ...], axes: tuple[int, ...]) -> str:
-    """Split axes into parts, exchange these, and join them to what the call gives."""
-    x = c.add(Reshape(parts), c.data("self"), shape=parts)
-    x = c.add(Permute(axes), x, shape=[parts[a] for a in axes])
-    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.slice.Tensor, aten.narrow.default)
@@ -644,6 +606,87 @@ def _split(c: Call) -> list[str]:
         parts.append(c.add(Reshape(tuple(part.shape[1:])), name, shape=part.shape[1:]) if unbind else name)
         start += shape[axis]
     return parts
+
+
+@_rule(aten.index_select.default)
+def _index_select(c: Call) -> str:
+    return _selected(c, c.data("self"), c["dim"], _parameter(c["index"], "index"))
+
+
+@_rule(aten.index.Tensor)
+def _index(c: Call) -> str:
+    used = [(dim, index) for dim, index in enumerate(c["indices"]) if index is not None]
+    if len(used) != 1 or not isinstance(used[0][1], Tensor) or used[0][1].ndim != 1:
+        raise Refuse("only a list of places along one axis can be read, the same for all images")
+    return _selected(c, c.data("self"), *used[0])
+
+
+@_rule(aten.flip.default)
+def _flip(c: Call) -> str:
+    x = c.data("self")
+    for dim in c["dims"]:
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).flip(0))
+    return x
+
+
+@_rule(aten.roll.default)
+def _roll(c: Call) -> str:
+    x, shifts, dims = c.data("self"), _tuple(c["shifts"], 1), _tuple(c["dims"], 1)
+    if len(shifts) != len(dims):
+        raise Refuse("it rolls over the batch as well; name the dimensions")
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _selected(c, x, dim, torch.arange(c.out.shape[dim]).roll(shift))
+    return x
+
+
+@_rule(aten.repeat.default)
+def _repeat(c: Call) -> str:
+    if isinstance(c["self"], Tensor):  # a parameter, repeated for every image
+        value = _of_sample(c, c["self"]).repeat(c["repeats"][1:])
+        return c.add(Constant(c.keep("value", value)), c.importer.nodes[0].name)
+    x, repeats = c.data("self"), list(c["repeats"])
+    if len(repeats) != c.ndim("self"):
+        raise Refuse("it adds dimensions in front of the batch; keep dimension 0 the batch")
+    for dim, times in enumerate(repeats):
+        if times != 1:
+            x = _selected(c, x, dim, torch.arange(c.out.shape[dim]) % c.shape("self")[dim - 1])
+    return x
+
+
+def _selected(c: Call, x: str, dim: int, places: Tensor) -> str:
+    """A selection along one axis of the node x, which need not be the call's own argument."""
+    shape = list(next(n.shape for n in reversed(c.importer.nodes) if n.name == x))
+    axis = c.axis(dim, len(shape) + 1)
+    chosen = tuple(int(place) % shape[axis] for place in places)
+    shape[axis] = len(chosen)
+    return c.add(Select(axis, chosen), x, shape=shape)
+
+
+@_rule(aten.pixel_shuffle.default)
+def _pixel_shuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["upscale_factor"]
+    return _regrouped(c, (channels // r**2, r, r, height, width), (0, 3, 1, 4, 2))
+
+
+@_rule(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(c: Call) -> str:
+    channels, height, width = c.shape("self")
+    r = c["downscale_factor"]
+    return _regrouped(c, (channels, height // r, r, width // r, r), (0, 2, 4, 1, 3))
+
+
+@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def _channel_shuffle(c: Call) -> str:
+    channels, *space = c.shape("self")
+    return _regrouped(c, (c["groups"], channels // c["groups"], *space), (1, 0, *range(2, 2 + len(space))))
+
+
+def _regrouped(c: Call, split: tuple[int, ...], order: tuple[int, ...]) -> str:
+    """Split axes, put them into another order, and join them to the shape of the result."""
+    x = c.add(Reshape(split), c.data("self"), shape=split)
+    x = c.add(Permute(order), x, shape=[split[axis] for axis in order])
+    return c.add(Reshape(tuple(c.out.shape[1:])), x)
 
 
 @_rule(aten.pad.default, aten.constant_pad_nd.default)
@@ -704,6 +747,14 @@ def _to(c: Call) -> str:
     return c.data("self")
 
 
+_ATTENTION = "it multiplies activations with each other, as attention does; put convolutions in its place"
+
+_SOFTMAX = (
+    "a softmax has no spiking meaning; behind the last layer, apply it outside the model; in attention, put "
+    "convolutions in place of the block"
+)
+_NOT_RELU = "it is not a ReLU; train or fine-tune the network with ReLU in its place"
+
 #: What to do about well-known operations without a rule.
 REMEDIES = {
     "silu": "SiLU is not a ReLU; train or fine-tune the network with ReLU in its place",
@@ -711,23 +762,33 @@ REMEDIES = {
     "hardswish": "Hardswish is not a ReLU; train or fine-tune the network with ReLU in its place",
     "hardsigmoid": "a gate has no spiking meaning; remove the squeeze-excitation blocks",
     "sigmoid": "a sigmoid has no spiking meaning; remove the gate; behind the last layer, apply it outside the model",
-    "softmax": "a softmax has no spiking meaning; if it is the last layer, apply it outside the model",
-    "log_softmax": "a softmax has no spiking meaning; if it is the last layer, apply it outside the model",
+    "softmax": _SOFTMAX,
+    "log_softmax": _SOFTMAX,
     "tanh": "tanh is not a ReLU; train or fine-tune the network with ReLU in its place",
+    **dict.fromkeys(("mish", "selu", "celu", "softplus", "softsign", "log_sigmoid", "rrelu"), _NOT_RELU),
     "elu": "ELU is not a ReLU; train or fine-tune the network with ReLU in its place",
     "leaky_relu": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
     "prelu": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
-    "_prelu_kernel": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
     "layer_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
     "group_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
-    "batch_norm_legit": "batch norm without running statistics mixes the images of a batch; train it with them",
+    "batch_norm": "batch norm without running statistics mixes the images of a batch; train it with them",
     "instance_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
-    "scaled_dot_product_attention": "attention multiplies activations with each other",
+    "scaled_dot_product_attention": _ATTENTION,
     "native_dropout": "dropout is active in the exported program; export it in eval mode",
     "abs": "the absolute value is not affine; write it as relu(x) + relu(-x)",
-    "bmm": "it multiplies two activations, as attention does",
+    "bmm": _ATTENTION,
+    "baddbmm": _ATTENTION,
     **dict.fromkeys(
         ("slice_scatter", "select_scatter", "copy", "fill", "index_put"),
         "it writes into a part of a tensor, in place; put the parts together with torch.cat",
     ),
 }
+
+#: What is said of operations that are affine unless two of their arguments depend on the images.
+PRODUCTS = {
+    "mul": "it multiplies two activations, as attention and squeeze-excitation gates do; remove the gate",
+    "div": "it divides by an activation, which is not affine; divide by a constant, or use batch norm to normalise",
+    **dict.fromkeys(("matmul", "mm", "bmm", "baddbmm", "einsum"), _ATTENTION),
+}
+
+NO_RULE = "spikecal has no rule for it; use affine operations and ReLU"

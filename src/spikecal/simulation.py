@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .functional import increments, integrate_and_fire
+from .functional import delayed, increments, integrate_and_fire
 from .graph import Graph, Node
 from .kernels import can_scan, convolve, scan
 from .ops import Activation, Conv, Input, Linear, Max, Output, Peak
@@ -31,9 +31,20 @@ class Neurons:
     threshold: Tensor
     v0: Tensor  # membrane potential before the first step
     bias: Tensor  # a constant current on top of what arrives
+    temporal: Tensor | None = None  # (T, ...), a current of its own at every step
+    delay: int = 0  # firing begins this many steps after input does, and lasts as long
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Neurons:
-        return Neurons(fn(self.threshold), fn(self.v0), fn(self.bias))
+        temporal = None if self.temporal is None else fn(self.temporal)
+        return replace(self, threshold=fn(self.threshold), v0=fn(self.v0), bias=fn(self.bias), temporal=temporal)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return _tensors(self)
+
+    @property
+    def needs_all_steps(self) -> bool:
+        """Whether the steps cannot be taken some at a time."""
+        return self.delay > 0 or self.temporal is not None
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,15 @@ class Readout:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Readout:
         return Readout(fn(self.bias))
 
+    def tensors(self) -> dict[str, Tensor]:
+        return _tensors(self)
+
 
 Site = Neurons | Readout
+
+
+def _tensors(site: Site) -> dict[str, Tensor]:
+    return {key: t for key, t in vars(site).items() if isinstance(t, Tensor)}
 
 
 @dataclass
@@ -121,13 +139,16 @@ def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:
 
 
 def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: bool = False) -> tuple[Value, Tensor]:
-    """Spikes for a current (t, B, ...) that already holds the bias; and the potential afterwards.
+    """Spikes for a current (t, B, ...) that already holds the constant bias; and the potential afterwards.
 
     `packed`: as bits, where the native kernels can.
     """
     note_work(neurons=current.shape[0] * current.shape[1])
-    if packed and v is None and can_scan(current, neurons.threshold):
-        return scan(current, neurons.threshold, neurons.v0)
+    if packed and v is None and can_scan(current, neurons.threshold, neurons.temporal):
+        return scan(current, neurons.threshold, neurons.v0, neurons.temporal, neurons.delay)
+    current = delayed(current, neurons.delay)
+    if neurons.temporal is not None:
+        current = current + neurons.temporal.unsqueeze(1)
     spikes, v = integrate_and_fire(current, neurons.threshold, neurons.v0 if v is None else v)
     return Value(spikes, constant=False, height=neurons.threshold), v
 

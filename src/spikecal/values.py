@@ -27,6 +27,11 @@ class Value:
     def images(self) -> int:
         return self.data.shape[0 if self.constant else 1]
 
+    @property
+    def steps(self) -> int:
+        """Of a train over time."""
+        return len(self.data)
+
     def dense(self, steps: int) -> Tensor:
         """With time in the batch dimension: (t·B, ...)."""
         if self.constant:
@@ -53,6 +58,10 @@ class PackedSpikes(Value):
     @property
     def images(self) -> int:
         return self.bits.shape[1]
+
+    @property
+    def steps(self) -> int:
+        return len(self.bits)
 
     @cached_property
     def data(self) -> Tensor:

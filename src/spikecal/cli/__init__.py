@@ -112,29 +112,47 @@ def inspect(
     weights: Weights = None,
     input: Annotated[
         list[str] | None,
-        typer.Option(metavar="C,H,W", help="Shape of one image. Repeat it for a model with several inputs."),
+        typer.Option(
+            metavar="C,H,W",
+            help="Shape of one image; a model of torchvision, timm or pytorchcv has one of its own. "
+            "Repeat it for a model with several inputs.",
+        ),
     ] = None,
     pool_to_conv: PoolToConv = False,
     json: Json = False,
 ) -> None:
-    """Show the network that would be converted, and the rule chosen for every node.
+    """Show the network that would be converted, and the rule chosen for every node; or what of it is refused, and why.
 
     \b
     Example:
       spikecal inspect spikecal.models:digits_net --input 1,8,8
     """
     shapes = [shape("--input", text) for text in input or ()]
-    from .description import calibration_of, describe
-    from .model import captured, find_model
+    from ..capture import objection
+    from ..errors import UnsupportedModelError
+    from .description import calibration_of, describe, refused_unseen
+    from .factories import usual_shape
+    from .model import find_model, surveyed
     from .tables import network_table
 
     found = find_model(model, weights)
-    description = describe(captured(found, shapes), pool_to_conv=pool_to_conv)
+    if not shapes and (usual := usual_shape(model, found)) is not None:
+        shapes = [usual]
+        say(f"images of {'×'.join(map(str, usual))}; --input takes another shape")
+    try:
+        graph, refusals = surveyed(found, shapes)
+    except UnsupportedModelError as e:
+        if json:
+            show_json({"model": model, **refused_unseen(e)})
+        raise
+    description, error = describe(graph, refusals, pool_to_conv=pool_to_conv), objection(graph, refusals)
     calibrated = calibration_of(found)
     if json:
-        show_json({"model": model, **calibrated, **description.to_dict()})
+        show_json({"model": model, **calibrated, **description.to_dict(), "message": str(error) if error else None})
     else:
         show(*network_table(model, calibrated, description))
+    if error is not None:
+        raise error
 
 
 @app.command()

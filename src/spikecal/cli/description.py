@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
+from ..capture import Refused
 from ..conversion import check_tensors
+from ..errors import Refusal, UnsupportedModelError
 from ..graph import Graph, Node
 from ..network import SpikingNetwork
 from ..ops import (
@@ -25,11 +27,12 @@ from ..ops import (
     Pad,
     Reshape,
     Scale,
+    Select,
     Slice,
     Upsample,
 )
 from ..preparation import prepare
-from ..segments import segments
+from ..segments import Segment, segments
 from ..simulation import Neurons
 
 POOLS = (AvgPool, AdaptiveAvgPool, Mean)
@@ -62,26 +65,22 @@ class NetworkDescription:
     outputs: dict[str, tuple[int, ...]]
     dropped: tuple[str, ...]  # activations that change nothing
     pooled_spikes: bool  # whether there are pools that --pool-to-conv is for
+    refused: tuple[Refusal, ...] = ()  # places because of which it would not be converted
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def describe(captured: Graph, *, pool_to_conv: bool = False) -> NetworkDescription:
-    """The graph after preparation. A network that `convert` would refuse for its weights is refused here too."""
-    check_tensors(captured)
-    graph = prepare(captured, pool_to_conv=pool_to_conv)
-    folded = _folded_into(captured, graph)
-    parts = segments(graph)
-    number = {n.name: i for i, part in enumerate(parts, 1) for n in (*part.nodes, part.site)}
-    counts = _parameters(graph)
-    rows = []
-    for node in graph.nodes:
-        segment = number.get(node.name)
-        site = None if segment is None else parts[segment - 1].site.name
-        rule = _rule(graph, node, folded.get(node.name, ()))
-        row = (node.name, operation(graph, node), node.inputs, node.shape, counts[node.name], rule, segment, site)
-        rows.append(NodeRow(*row))
+def describe(captured: Graph, refusals: Sequence[Refusal] = (), *, pool_to_conv: bool = False) -> NetworkDescription:
+    """The graph after preparation; of a refused network as it is, because preparation needs operations with a meaning.
+
+    A network that `convert` would refuse for its weights is refused here too.
+    """
+    if not refusals:
+        check_tensors(captured)
+    graph = captured if refusals else prepare(captured, pool_to_conv=pool_to_conv)
+    parts = [] if refusals else segments(graph)
+    rows = _rows(graph, parts, {} if refusals else _folded_into(captured, graph))
     return NetworkDescription(
         nodes=tuple(rows),
         neurons=sum(prod(n.shape) for n in graph.neurons),
@@ -91,13 +90,36 @@ def describe(captured: Graph, *, pool_to_conv: bool = False) -> NetworkDescripti
         inputs={n.name: n.shape for n in graph.inputs},
         outputs={n.name: n.shape for n in graph.outputs},
         dropped=tuple(n.name for n in captured.neurons if n.name not in graph.by_name),
-        pooled_spikes=not pool_to_conv and any(_pools_spikes(graph, node) for node in graph.nodes),
+        pooled_spikes=not refusals and not pool_to_conv and any(_pools_spikes(graph, node) for node in graph.nodes),
+        refused=tuple(refusals),
     )
+
+
+def refused_unseen(error: UnsupportedModelError) -> dict[str, Any]:
+    """What there is to say of a model that could not even be read."""
+    return {"nodes": [], "refused": [asdict(refusal) for refusal in error.refusals], "message": str(error)}
+
+
+def _rows(graph: Graph, parts: Sequence[Segment], folded: Mapping[str, Sequence[str]]) -> list[NodeRow]:
+    number = {n.name: i for i, part in enumerate(parts, 1) for n in (*part.nodes, part.site)}
+    counts = _parameters(graph)
+    rows = []
+    for node in graph.nodes:
+        segment = number.get(node.name)
+        site = None if segment is None else parts[segment - 1].site.name
+        rule = _rule(graph, node, folded.get(node.name, ()))
+        row = (node.name, operation(graph, node), node.inputs, node.shape, counts[node.name], rule, segment, site)
+        rows.append(NodeRow(*row))
+    return rows
 
 
 def calibration_of(model: object) -> dict[str, Any]:
     """For a network that is already converted: for how many steps, and how."""
-    return {"T": model.T, "recipe": model.recipe.name} if isinstance(model, SpikingNetwork) else {}
+    return (
+        {"T": model.T, "latency": model.latency, "recipe": model.recipe.name}
+        if isinstance(model, SpikingNetwork)
+        else {}
+    )
 
 
 def _folded_into(captured: Graph, graph: Graph) -> dict[str, list[str]]:
@@ -142,6 +164,8 @@ def _rule(graph: Graph, node: Node, folded: Sequence[str]) -> str:
         return "neuron (IF, soft reset)"
     if isinstance(node.op, Output):
         return "readout (mean over time)"
+    if isinstance(node.op, Refused):
+        return f"refused: {node.op.why}" if node.op.why else "unknown, behind something refused"
     if folded:
         return f"affine, {' and '.join(folded)} folded in"
     return "affine, spikes become fractions" if _pools_spikes(graph, node) else "affine"
@@ -214,10 +238,12 @@ _SAY: dict[type, Callable[[Graph, Any], str]] = {
     Add: lambda _, op: {1.0: "add", -1.0: "subtract"}.get(op.alpha, f"add, times {op.alpha:g}"),
     Concat: lambda _, op: f"concat along axis {op.axis}",
     Reshape: lambda _, op: f"reshape to {_by(op.shape)}",
+    Select: lambda _, op: f"select {len(op.places)}, axis {op.axis}",
     Slice: lambda _, op: f"slice {op.start}:{op.stop}" + (f":{op.step}" if op.step != 1 else "") + f", axis {op.axis}",
     Pad: lambda _, op: f"pad {', '.join(map(str, op.widths))}" + (f", {op.mode}" if op.mode != "constant" else ""),
     Upsample: lambda _, op: f"upsample to {_by(op.size)}, {op.mode}",
     Constant: lambda _, op: "constant",
+    Refused: lambda _, op: op.what,
 }  # fmt: skip
 
 
@@ -234,6 +260,7 @@ def conversion_summary(snn: SpikingNetwork, file: str, images: int, seconds: flo
     return {
         "file": file,
         "T": snn.T,
+        "latency": snn.latency,
         "recipe": snn.recipe.to_dict(),
         "images": images,
         "seconds": round(seconds, 3),

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ class Zoo:
     module: str
     names: Callable[[Any], Iterable[str]]
     build: Callable[[Any, str], Any]
+    shape: Callable[[Any], Sequence[int]]  # of the images that a model of it is made for
 
 
 def _torchvision(models: Any, name: str) -> Any:
@@ -38,16 +39,20 @@ def _torchvision(models: Any, name: str) -> Any:
 
 
 ZOOS = {
-    "torchvision": Zoo("torchvision.models", lambda models: models.list_models(), _torchvision),
+    "torchvision": Zoo(
+        "torchvision.models", lambda models: models.list_models(), _torchvision, lambda _: (3, 224, 224)
+    ),
     "timm": Zoo(
         "timm",
         lambda timm: timm.list_models(),
         lambda timm, name: timm.create_model(name, pretrained=False, exportable=True),
+        lambda model: model.pretrained_cfg["input_size"],
     ),
     "pytorchcv": Zoo(
         "pytorchcv.model_provider",
         lambda provider: provider._models,
         lambda provider, name: provider.get_model(name, pretrained=False),
+        lambda model: (model.in_channels if hasattr(model, "in_channels") else 3, *model.in_size),
     ),
 }
 
@@ -77,6 +82,15 @@ def build_model(spec: str) -> nn.Module | ExportedProgram:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise UnsupportedModelError(f"{spec}() gives an object of type {type(model).__name__}, not an nn.Module")
     return model
+
+
+def usual_shape(spec: str, model: object) -> tuple[int, ...] | None:
+    """The shape of one image for a model that a package knows by name, if it tells."""
+    zoo = ZOOS.get(spec.partition(":")[0])
+    try:
+        return None if zoo is None else tuple(zoo.shape(model))
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _zoo_factory(package: str, name: str) -> Callable[[], Any]:

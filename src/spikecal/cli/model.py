@@ -10,9 +10,10 @@ import typer
 from torch import nn
 from torch.export import ExportedProgram
 
-from ..capture import capture
+from ..capture import survey
 from ..checkpoint import load
 from ..conversion import MODEL_FILES, open_model
+from ..errors import Refusal
 from ..graph import Graph
 from ..network import SpikingNetwork
 from ..onnx import OnnxNetwork
@@ -37,12 +38,12 @@ def find_model(spec: str, weights: Path | None) -> Found:
     return model
 
 
-def captured(model: Found, shapes: Sequence[tuple[int, ...]]) -> Graph:
-    """The graph of a model; a module of torch does not know the shapes of its inputs."""
+def surveyed(model: Found, shapes: Sequence[tuple[int, ...]]) -> tuple[Graph, tuple[Refusal, ...]]:
+    """The graph of a model, and what in it is refused; a module of torch does not know the shapes of its inputs."""
     if isinstance(model, SpikingNetwork):
-        return model.graph
+        return model.graph, ()
     if isinstance(model, ExportedProgram):
-        return capture(model)
+        return survey(model)
     if not shapes and isinstance(model, OnnxNetwork) and None not in model.input_shapes.values():
         shapes = [shape for shape in model.input_shapes.values() if shape is not None]
     if not shapes:
@@ -52,4 +53,4 @@ def captured(model: Found, shapes: Sequence[tuple[int, ...]]) -> Graph:
             param_hint="'--input'",
         )
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return capture(model, [torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in shapes])
+    return survey(model, [torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in shapes])

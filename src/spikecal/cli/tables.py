@@ -59,8 +59,12 @@ def network_table(title: str, calibrated: dict[str, Any], network: NetworkDescri
     columns = ("node", "operation", "output", "parameters", "rule", "segment")
     table = _table(title, *columns, right=("output", "parameters", "segment"))
     for row in network.nodes:
-        table.add_row(*map(Text, _cells(row)), style="bold" if row.name == row.site else "")
+        style = "red" if row.rule.startswith("refused") else "bold" if row.name == row.site else ""
+        table.add_row(*map(Text, _cells(row)), style=style)
     yield table
+    if network.refused:
+        yield Text(f"{_count(len(network.nodes), 'node')}, of which {len(network.refused)} refused")
+        return
     yield Text(
         f"{network.neurons:,} neurons in {_count(network.neuron_layers, 'layer')}, "
         f"{_count(network.segments, 'segment')}, {network.parameters:,} parameters, "
@@ -75,7 +79,8 @@ def network_table(title: str, calibrated: dict[str, Any], network: NetworkDescri
 def _cells(row: NodeRow) -> tuple[str, ...]:
     parameters = "shared" if row.parameters is None else f"{row.parameters:,}" if row.parameters else ""
     segment = "" if row.segment is None else str(row.segment)
-    return row.name, row.operation, _sizes(row.shape), parameters, row.rule, segment
+    rule = row.rule.partition(":")[0]  # why something is refused follows, on a line of its own
+    return row.name, row.operation, _sizes(row.shape), parameters, rule, segment
 
 
 def _count(n: int, what: str) -> str:
@@ -132,8 +137,9 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
         yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
         snn, ann = (_with_error(share, result.images) for share in (result.accuracy, result.ann_accuracy))
+        steps = f"T = {result.T}" + (f", latency {result.latency}" if result.latency > result.T else "")
         yield Text.assemble(
-            (f"SNN {snn}", "bold"), f" (T = {result.T}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
+            (f"SNN {snn}", "bold"), f" ({steps}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
             f"same answer on {_percent(result.agreement)}"
         )  # fmt: skip
     yield _time_table(result)
@@ -151,7 +157,7 @@ def powers_of_two(T: int) -> list[int]:
 
 
 def _time_table(result: Evaluation) -> Table:
-    steps = [str(t) for t in powers_of_two(result.T)]
+    steps = [str(t) for t in powers_of_two(result.latency)]
     table = _table("", "after step", *steps, right=steps)
     for name, shares in (("accuracy", result.accuracy_over_time), ("agreement", result.agreement_over_time)):
         if shares:

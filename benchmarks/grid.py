@@ -1,0 +1,207 @@
+"""Accuracy of recipes at several T over several seeds, on trained networks: what the accuracy benchmarks share.
+
+Each row is written as soon as it is known, one CSV a network, so a run can be stopped and taken up again. A seed draws
+the calibration images; the test images are the same for all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import platform
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import shared_data
+import spikecal as sc
+from spikecal.conversion import calibrate, find_thresholds
+from spikecal.memory import budget
+
+ROOT = Path(__file__).parent
+FIELDS = (
+    "network",
+    "recipe",
+    "T",
+    "latency",
+    "seed",
+    "images",
+    "accuracy",
+    "ann_accuracy",
+    "agreement",
+    "layers_left_alone",  # where weights calibration did not lower the error
+    "convert_s",  # with thresholds, where no earlier row has found them
+    "simulate_s",
+    "threads",
+)
+
+
+class Converter:
+    """Converts one network by many recipes; rows with the same images, threshold rule and T share their thresholds."""
+
+    def __init__(self, model: torch.nn.Module, images: torch.Tensor, seed: int) -> None:
+        first = sc.convert(model, [images], 1, sc.Recipe(sc.MaxActivation(), threshold_images=1, calibration_images=1))
+        self.ann, self.images, self.memory = first.source, images, budget("4GiB")
+        self.order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        self.thresholds: dict[tuple[object, int], dict[str, torch.Tensor]] = {}
+
+    def __call__(self, recipe: sc.Recipe, T: int) -> sc.SpikingNetwork:
+        key = (recipe.threshold, T if isinstance(recipe.threshold, sc.MMSE) else 0)
+        if key not in self.thresholds:
+            self.thresholds[key] = find_thresholds(self.ann, [self.images], recipe.threshold, T, self.memory)
+        images = self.images[self.order[: recipe.calibration_images]]
+        return calibrate(self.ann, self.thresholds[key], [images], T, recipe, self.memory)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Recipes × T × seeds on some networks; the results in a folder, the tables between two marks of a page."""
+
+    name: str
+    recipes: Mapping[str, sc.Recipe]
+    networks: Sequence[str]
+    times: Sequence[int]
+    page: Path = ROOT.parent / "docs" / "results.md"
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "results" / self.name
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        return f"<!-- tables of benchmarks/{self.name}.py -->", f"<!-- end of benchmarks/{self.name}.py -->"
+
+    def path_of(self, network: str) -> Path:
+        return self.folder / f"{network}.csv"
+
+    def run(self, network: str, wanted: list[tuple[str, int, int]]) -> None:
+        """Measure the wanted (recipe, T, seed) of one network, appending to its results."""
+        dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
+        model = shared_data.network(network)
+        x, y = shared_data.images(dataset, "test", 1000, 0, network)
+        converters: dict[int, Converter] = {}
+        ann = sc.convert(model, [x[:2]], 1).ann(x).argmax(1)
+        for recipe, T, seed in wanted:
+            if seed not in converters:
+                images = shared_data.images(dataset, "train", 1024, seed + 1, network)[0]
+                converters[seed] = Converter(model, images, seed)
+            n, start = images_for(T), time.perf_counter()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", sc.NoEffectWarning)
+                snn = converters[seed](self.recipes[recipe], T)
+            converted = time.perf_counter()
+            answers, simulated = snn(x[:n]).argmax(1), time.perf_counter()
+            pairs = ((answers, y[:n]), (ann[:n], y[:n]), (answers, ann[:n]))
+            shares = [float((a == b).double().mean()) for a, b in pairs]
+            unchanged = sum(issubclass(w.category, sc.NoEffectWarning) for w in caught)
+            row = (network, recipe, T, snn.latency, seed, n, *(f"{s:.4f}" for s in shares), unchanged)
+            seconds = (f"{converted - start:.2f}", f"{simulated - converted:.2f}")
+            self.append(network, (*row, *seconds, torch.get_num_threads()))
+            print(
+                f"{network}  T={T:<3}  seed {seed}  {recipe:28s} {100 * shares[0]:5.1f} %  (ANN {100 * shares[1]:.1f})",
+                flush=True,
+            )
+
+    def append(self, network: str, row: tuple[object, ...]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = not self.path_of(network).exists()
+        with self.path_of(network).open("a", newline="") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(FIELDS)
+            writer.writerow(row)
+
+    def read(self, network: str) -> list[dict[str, str]]:
+        if not self.path_of(network).exists():
+            return []
+        with self.path_of(network).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def write_environment(self) -> None:
+        """What the figures were made with, beside them."""
+        facts = {
+            "command": f"python benchmarks/{self.name}.py",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "spikecal": sc.__version__,
+            "machine": platform.machine(),
+            "recipes": {name: recipe.to_dict() for name, recipe in self.recipes.items()},
+            "calibration": "1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
+            "test": "1000 test images drawn with seed 0, of which the first 500 for T >= 64",
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+    def table(self, network: str) -> str:
+        """Mean ± standard deviation over the seeds, in percent, as Markdown."""
+        found: dict[tuple[str, int], list[float]] = defaultdict(list)
+        ann: dict[int, float] = {}
+        for row in self.read(network):
+            found[row["recipe"], int(row["T"])].append(100 * float(row["accuracy"]))
+            ann[int(row["images"])] = 100 * float(row["ann_accuracy"])
+        if not found:
+            return ""
+        lines = [
+            f"### {network}",
+            "",
+            "ANN: " + ", ".join(f"{a:.1f} % on {n} images" for n, a in sorted(ann.items(), reverse=True)) + ".",
+            "",
+            "| recipe | " + " | ".join(f"T={T}" for T in self.times) + " |",
+            "|---|" + "---:|" * len(self.times),
+        ]
+        for recipe in self.recipes:
+            cells = [_cell(found.get((recipe, T), [])) for T in self.times]
+            lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
+        return "\n".join(lines) + "\n"
+
+    def write_tables(self) -> None:
+        """Put the tables between the two marks of the page."""
+        head, _, rest = self.page.read_text().partition(self.marks[0])
+        _, _, tail = rest.partition(self.marks[1])
+        tables = "\n".join(filter(None, map(self.table, self.networks)))
+        self.page.write_text(f"{head}{self.marks[0]}\n\n{tables}\n{self.marks[1]}{tail}")
+
+    def main(self, description: str | None) -> None:
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--networks", nargs="+", default=self.networks, choices=self.networks, metavar="NET")
+        parser.add_argument(
+            "--recipes", nargs="+", default=list(self.recipes), choices=list(self.recipes), metavar="RECIPE"
+        )
+        parser.add_argument("--T", nargs="+", type=int, default=self.times)
+        parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+        parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+        parser.add_argument("--table", action="store_true", help="only write the tables of what is known")
+        options = parser.parse_args()
+        if options.table:
+            self.write_tables()
+            return
+        torch.set_num_threads(options.threads)
+        self.write_environment()
+        for network in options.networks:
+            known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in self.read(network)}
+            grid = itertools.product(options.T, options.seeds, options.recipes)
+            wanted = [(r, T, s) for T, s, r in grid if (r, T, s) not in known]
+            if wanted:
+                self.run(network, wanted)
+
+
+def images_for(T: int) -> int:
+    """Long simulations are measured on fewer images."""
+    return 1000 if T <= 32 else 500
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}" + (
+        f" ({len(values)} seed{'s' * (len(values) > 1)})" if len(values) < 3 else ""
+    )

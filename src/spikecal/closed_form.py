@@ -1,0 +1,153 @@
+"""Closed-form weights calibration: the weights in front of a site as the solution of a least-squares problem.
+
+Between two neurons the map is affine, so "the mean current of the spiking network should equal the ANN's
+pre-activation" is linear in the weights of each convolution on the way. With P the mean spikes under the kernel
+(centred), D what the ANN has more, both over all images and positions,
+
+    ΔW = (PᵀP + λ·mean(diag PᵀP)·I)⁻¹ PᵀD,        Δb = mean(D) − ΔW·mean(P).
+
+No learning rate and no iterations: one Gram matrix a layer, summed over chunks of images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .graph import Graph, Node
+from .ops import Add, Conv, Linear
+from .replay import Layer
+from .simulation import Neurons, Site, with_bias
+
+
+@dataclass(frozen=True)
+class ClosedFormWeights:
+    """Least squares for every convolution and linear layer of a segment, in the order they run.
+
+    ridge: λ, relative to the mean power of the inputs. rows: about how many positions a layer is fitted on, at most.
+    masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
+    fired: D is what the neurons lack in spikes, x − s̄, not in current. Unevenness shows only there, so a second
+    step of this kind corrects what the first cannot see.
+    """
+
+    ridge: float = 0.01
+    masked: bool = True
+    rows: int = 262144
+    fired: bool = False
+
+    def apply(self, layer: Layer) -> None:
+        for node in layer.segment.nodes:
+            if isinstance(node.op, Conv | Linear) and _can_fit(layer.graph, node):
+                self._fit(layer, node)
+
+    def _fit(self, layer: Layer, node: Node) -> None:
+        assert isinstance(node.op, Conv | Linear)
+        anchor = _anchor(layer, node)
+        weight = layer.graph.tensors[node.op.weight]
+        moments = _Moments(weight, node.op.groups if isinstance(node.op, Conv) else 1)
+        positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
+        every = max(1, round((layer.images * positions / self.rows) ** 0.5))
+        every = min(every, *node.shape[1:]) if isinstance(node.op, Conv) else 1
+        fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
+        for turn, (part, ann, snn) in enumerate(layer.means()):
+            if fired is not None:
+                residual = layer.target(part) - fired[part]  # (B, C, ...)
+            elif anchor == layer.segment.source:
+                residual = self._residual(ann[anchor], snn[anchor] + layer.site.bias, layer.site)
+            else:
+                residual = ann[anchor] - snn[anchor]
+            moments.add(*_samples(node.op, weight, snn[node.inputs[0]], residual, every, turn % every))
+        delta, shift = moments.solve(self.ridge)
+        layer.set_weights({node.op.weight: weight + delta})
+        if anchor == layer.segment.source:
+            axis = layer.channel_axis
+            shape = [1] * len(layer.segment.site.shape)
+            shape[axis] = -1
+            layer.site = with_bias(layer.site, shift.reshape(shape))
+        elif node.op.bias is not None:
+            layer.set_weights({node.op.bias: layer.graph.tensors[node.op.bias] + shift})
+
+    def _residual(self, z: Tensor, current: Tensor, site: Site) -> Tensor:
+        """What the ANN has more, as far as the neurons can show it."""
+        if not self.masked or not isinstance(site, Neurons):
+            return z - current
+        residual = torch.where(z < 0, (-current).clamp(max=0), z - current)
+        return torch.where((z > site.threshold) & (current > site.threshold), 0, residual)
+
+
+def _can_fit(graph: Graph, node: Node) -> bool:
+    """Two-dimensional (or one-dimensional) convolutions and linear layers whose weights serve no other node."""
+    op = node.op
+    users = [n for n in graph.nodes if isinstance(n.op, Conv | Linear) and n.op.weight == op.weight]  # type: ignore[attr-defined]
+    plain = isinstance(op, Linear) or (isinstance(op, Conv) and not op.transposed and len(op.stride) == 2)
+    return plain and len(users) == 1
+
+
+def _anchor(layer: Layer, node: Node) -> str:
+    """Where the error of a layer is measured: behind the sums that only it feeds, so that it corrects them as well."""
+    names = {n.name for n in layer.segment.nodes}
+    while len(readers := layer.graph.readers[node.name]) == 1:
+        (reader,) = readers
+        if reader.name not in names or not isinstance(reader.op, Add) or reader.shape != node.shape:
+            break
+        if reader.op.alpha != 1 and reader.inputs[0] != node.name:
+            break
+        node = reader
+    return node.name
+
+
+def _samples(
+    op: Conv | Linear, weight: Tensor, x: Tensor, residual: Tensor, every: int, first: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs under the kernel (B, groups, taps, n) and residuals (B, groups, outputs, n), at every so-many-th place."""
+    if isinstance(op, Linear):
+        return x.flatten(0, -2).T[None, None], residual.flatten(0, -2).T[None, None]
+    residual = residual[:, :, first::every, first::every].flatten(2)
+    x = F.pad(x, (op.padding[1], op.padding[1], op.padding[0], op.padding[0]))
+    x = x[:, :, first * op.stride[0] :, first * op.stride[1] :]
+    taps = F.unfold(x, weight.shape[2:], op.dilation, 0, tuple(s * every for s in op.stride))
+    return taps.unflatten(1, (op.groups, -1)), residual.unflatten(1, (op.groups, -1))
+
+
+class _Moments:
+    """Sums over all samples, in float64, from which the solution follows."""
+
+    def __init__(self, weight: Tensor, groups: int) -> None:
+        taps, outputs = weight[0].numel(), len(weight) // groups
+        self.weight, self.samples = weight, 0
+        new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
+        self.gram, self.cross = new((groups, taps, taps)), new((groups, taps, outputs))
+        self.inputs, self.residual = new((groups, taps)), new((groups, outputs))
+
+    def add(self, p: Tensor, d: Tensor) -> None:
+        """p: (B, groups, taps, n), d: (B, groups, outputs, n)."""
+        self.samples += len(p) * p.shape[3]
+        self.gram += _products(p, p)
+        self.cross += _products(p, d)
+        self.inputs += p.sum((0, 3))
+        self.residual += d.sum((0, 3))
+
+    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """ΔW in the shape of the weights, and Δb, (outputs,)."""
+        p, d = self.inputs / self.samples, self.residual / self.samples
+        gram = self.gram / self.samples - p.unsqueeze(2) * p.unsqueeze(1)
+        cross = self.cross / self.samples - p.unsqueeze(2) * d.unsqueeze(1)
+        power = gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
+        power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
+        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+        solution = torch.linalg.solve(gram + ridge * power[:, None, None] * eye, cross)  # (groups, taps, outputs)
+        shift = d - (solution * p.unsqueeze(2)).sum(1)
+        delta = solution.mT.reshape(self.weight.shape)
+        return delta.to(self.weight.dtype), shift.flatten().to(self.weight.dtype)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Σ over batch and n of a·bᵀ: (B, groups, i, n), (B, groups, j, n) -> (groups, i, j)."""
+    if a.shape[1] == 1:  # never more than one matrix at a time
+        return a.new_zeros(a.shape[2], b.shape[2]).addbmm_(a[:, 0], b[:, 0].mT)[None]
+    return (a @ b.mT).sum(0)

@@ -1,0 +1,104 @@
+"""Temporal bias and tuned thresholds equal slow references in numpy, layer after layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+import spikecal as sc
+from helpers import dense_graph, shell
+from spikecal.ops import Linear
+from spikecal.simulation import Neurons, run_ann
+
+T = 6
+RULE = sc.MMSE(per_channel=True)
+
+
+def network(*steps: Any, delay: int = 0) -> tuple[sc.SpikingNetwork, np.ndarray]:
+    x = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return sc.convert(shell(dense_graph((6, 9, 7, 4))), x, T, sc.Recipe(RULE, steps, delay=delay)), x.numpy()
+
+
+def layers(snn: sc.SpikingNetwork) -> list[tuple[np.ndarray, np.ndarray]]:
+    ops = [n.op for n in snn.graph.nodes if isinstance(n.op, Linear)]
+    return [(snn.graph.tensors[op.weight].numpy(), snn.graph.tensors[op.bias].numpy()) for op in ops]
+
+
+def activations(snn: sc.SpikingNetwork, x: np.ndarray) -> list[np.ndarray]:
+    found: list[np.ndarray] = []
+    run_ann(snn.source, [torch.from_numpy(x)], lambda node, value: found.append(value.data.numpy()))
+    return found
+
+
+def ftbc(current: np.ndarray, target: np.ndarray, theta: np.ndarray, v0: np.ndarray, rate: float) -> np.ndarray:
+    """Forward temporal bias correction on all images at once: (T, N, C) -> the bias of every step, (T, C)."""
+    bias = np.zeros((len(current), current.shape[2]))
+    v = np.broadcast_to(v0, current.shape[1:]).copy()
+    for t in range(len(current)):
+        fires = v + current[t] >= theta
+        bias[t] = rate * (target - fires * theta).mean(0)
+        v += current[t] + bias[t]
+        v -= (v >= theta) * theta
+    return bias
+
+
+def test_temporal_bias_equals_the_reference() -> None:
+    snn, x = network(sc.InitialPotential(), sc.TemporalBias(rate=0.4, rounds=1))
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), target, site in zip(layers(snn), activations(snn, x), snn.sites.values(), strict=True):
+        current = train @ weight.T + bias
+        if not isinstance(site, Neurons):
+            np.testing.assert_allclose(site.bias.numpy(), (target - current.mean(0)).mean(0), atol=1e-12)
+            continue
+        theta, v0 = site.threshold.numpy(), site.v0.numpy()
+        temporal = ftbc(current, target, theta, v0, 0.4)
+        np.testing.assert_allclose(site.temporal.numpy(), temporal, rtol=0, atol=1e-12)
+        train = reference.integrate_and_fire(current + temporal[:, None], theta, v0)[0]
+
+
+def test_temporal_bias_is_honoured_saved_and_the_same_on_every_engine(tmp_path) -> None:
+    snn, x = network(sc.TemporalBias())
+    images = torch.from_numpy(x)
+    snn.save(tmp_path / "net.spk")
+    assert torch.equal(sc.load(tmp_path / "net.spk")(images), snn(images))
+    without = sc.SpikingNetwork(snn.graph, snn.source, network()[0].sites, T, snn.recipe, {})
+    assert not torch.allclose(without(images), snn(images))
+    snn.float()
+    found = {}
+    for snn.engine in ("dense", "event"):
+        found[snn.engine] = snn(images.float())
+    torch.testing.assert_close(found["dense"], found["event"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_tuned_threshold_is_the_best_of_those_tried(delay: int) -> None:
+    factors = (0.4, 0.7, 1.0, 1.5)
+    half = sc.InitialPotential()
+    before, _ = network(half, delay=delay)
+    snn, x = network(half, sc.TunedThreshold(factors), delay=delay)
+    (weight, bias), target = layers(snn)[0], activations(snn, x)[0]
+    name = snn.graph.neurons[0].name
+    old = before.sites[name].threshold.numpy()
+    current = np.broadcast_to(x @ weight.T + bias, (T, len(x), len(old))).copy()
+    if delay:
+        current[0] *= 1 + delay
+        current[T - delay :] = 0
+    errors = []
+    for f in factors:
+        spikes = reference.integrate_and_fire(current, f * old, f * old / 2)[0]
+        errors.append(((target - spikes.mean(0)) ** 2).sum(0))
+    chosen = np.array(factors)[np.argmin(errors, 0)]
+    np.testing.assert_allclose(snn.sites[name].threshold.numpy(), chosen * old, rtol=1e-12)
+    np.testing.assert_allclose(snn.sites[name].v0.numpy(), chosen * old / 2, rtol=1e-12)
+
+
+def test_our_recipes_differ_in_the_delay_alone() -> None:
+    assert sc.best().delay == 0
+    assert sc.pipelined().delay == 1
+    assert sc.best().steps == sc.pipelined().steps
+    assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
+    assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)

@@ -1,0 +1,164 @@
+"""Closed-form weights calibration equals the textbook solution, and lowers the error it is meant to lower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecal as sc
+import zoo
+from helpers import captured, inputs, shell, spike_trains
+from spikecal.capture import capture
+from spikecal.functional import integrate_and_fire
+from spikecal.ops import Conv, Linear
+from spikecal.simulation import run_ann
+
+T, RIDGE = 5, 0.03
+HALF = sc.InitialPotential()
+
+
+def two_layers(second: nn.Module, tail: nn.Module) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), second, nn.ReLU(), tail).double().eval()
+
+
+SECOND = {
+    "dense": lambda: nn.Conv2d(6, 4, 3, padding=1),
+    "strided, asymmetric": lambda: nn.Conv2d(6, 4, (3, 2), stride=(2, 1), padding=(2, 1)),
+    "dilated": lambda: nn.Conv2d(6, 4, 3, dilation=2),
+    "grouped": lambda: nn.Conv2d(6, 8, 3, groups=2),
+    "depthwise": lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6),
+    "pointwise": lambda: nn.Conv2d(6, 5, 1),
+}
+
+
+def windows(x: np.ndarray, op: Any, kernel: tuple[int, int]) -> np.ndarray:
+    """Inputs under the kernel at every position, by plain loops: (B, positions, C, kh, kw)."""
+    (sy, sx), (py, px), (dy, dx) = op.stride, op.padding, op.dilation
+    x = np.pad(x, ((0, 0), (0, 0), (py, py), (px, px)))
+    height = (x.shape[2] - dy * (kernel[0] - 1) - 1) // sy + 1
+    width = (x.shape[3] - dx * (kernel[1] - 1) - 1) // sx + 1
+    found = [
+        x[:, :, y * sy : y * sy + dy * kernel[0] : dy, c * sx : c * sx + dx * kernel[1] : dx]
+        for y in range(height)
+        for c in range(width)
+    ]
+    return np.stack(found, 1)
+
+
+def ridge(P: np.ndarray, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """min ‖D − P·w − b‖² + λ·mean power·n·‖w‖², as an ordinary least-squares problem with more rows."""
+    centred, rest = P - P.mean(0), D - D.mean(0)
+    strength = np.sqrt(RIDGE * (centred**2).sum(0).mean())
+    rows = np.concatenate([centred, strength * np.eye(P.shape[1])])
+    w = np.linalg.lstsq(rows, np.concatenate([rest, np.zeros((P.shape[1], D.shape[1]))]), rcond=None)[0]
+    return w, D.mean(0) - P.mean(0) @ w
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool) -> None:
+    model = two_layers(SECOND[kind](), nn.Flatten())
+    x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    graph = shell(capture(model, (x[:2],)))
+    step = sc.ClosedFormWeights(ridge=RIDGE, masked=masked)
+    rule = sc.MMSE(per_channel=True)
+    plain = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF,)))
+    fitted = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF, step)))
+    first, second = (n.name for n in plain.graph.neurons)
+    conv = next(n for n in fitted.graph.nodes if n.name == fitted.graph.by_name[second].inputs[0])
+    assert isinstance(conv.op, Conv)
+
+    # the first layer gets the images as they are, so nothing is left to correct there but nothing must change
+    site = fitted.sites[first]
+    torch.testing.assert_close(site.bias, torch.zeros_like(site.bias).expand_as(site.bias), rtol=0, atol=1e-9)
+
+    spikes = spike_trains(plain, x)[first].mean(0).numpy()  # (B, C, H, W)
+    weight, bias = (plain.graph.tensors[k].numpy() for k in (conv.op.weight, conv.op.bias))
+    z = model[:3](x).detach().numpy()
+    P = windows(spikes, conv.op, weight.shape[2:])  # (B, positions, C, kh, kw)
+    outputs, groups = len(weight) // conv.op.groups, conv.op.groups
+    for g in range(groups):
+        mine = P[:, :, g * weight.shape[1] : (g + 1) * weight.shape[1]].reshape(-1, weight[0].size)
+        w = weight[g * outputs : (g + 1) * outputs].reshape(outputs, -1).T
+        channels = slice(g * outputs, (g + 1) * outputs)
+        target = z[:, channels].reshape(len(z), outputs, -1).transpose(0, 2, 1).reshape(-1, outputs)
+        current = mine @ w + bias[channels]
+        theta = plain.sites[second].threshold.reshape(-1).numpy()[channels]
+        D = target - current
+        if masked:
+            D = np.where(target < 0, np.minimum(-current, 0), D)
+            D = np.where((target > theta) & (current > theta), 0, D)
+        delta, shift = ridge(mine, D)
+        found = fitted.graph.tensors[conv.op.weight].numpy()[channels].reshape(outputs, -1).T - w
+        np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
+        moved = fitted.sites[second].bias.reshape(-1).numpy()[channels]
+        np.testing.assert_allclose(moved, shift, rtol=1e-6, atol=1e-9)
+
+
+def mean_currents(snn: sc.SpikingNetwork, x: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([y.mean(0).reshape(y.shape[1], -1) for y in snn.currents(x)], 1)
+
+
+def test_the_classifier_is_fitted_too() -> None:
+    """A linear layer with no neurons behind it: the error of the output falls, the more the smaller the ridge."""
+    x = inputs("mlp", 64)
+    exact = torch.cat([y.flatten(1) for y in run_ann(captured("mlp"), x)], 1)
+
+    def error(*steps: Any) -> float:
+        snn = sc.convert(shell(captured("mlp")), [x], 4, sc.Recipe(sc.MMSE(per_channel=True), (HALF, *steps)))
+        return float((mean_currents(snn, x) - exact).square().mean())
+
+    assert error(sc.ClosedFormWeights(ridge=1e-4)) < error(sc.ClosedFormWeights(ridge=1.0)) < error()
+
+
+@pytest.mark.parametrize("name", [*zoo.ZOO, *zoo.MAXPOOL])
+def test_every_net_stays_finite(name: str) -> None:
+    """Dead channels, fewer samples than unknowns, shared weights, residual streams: whatever the zoo holds."""
+    x = inputs(name, 12)
+    steps = (HALF, sc.ClosedFormWeights(), sc.PotentialCalibration())
+    snn = sc.convert(shell(captured(name)), [x], 4, sc.Recipe(sc.MMSE(per_channel=True), steps))
+    assert all(torch.isfinite(t).all() for t in snn.graph.tensors.values())
+    assert torch.isfinite(mean_currents(snn, x)).all()
+
+
+def test_dead_inputs_get_no_weights() -> None:
+    model = two_layers(nn.Conv2d(6, 4, 3), nn.Flatten())
+    model[0].weight.data.zero_()
+    model[0].bias.data.fill_(-1.0)  # nobody in the first layer ever fires
+    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    snn = sc.convert(shell(capture(model, (x[:2],))), [x], T, sc.Recipe(sc.MMSE(), (HALF, sc.ClosedFormWeights())))
+    weights = [snn.graph.tensors[n.op.weight] for n in snn.graph.nodes if isinstance(n.op, Conv)]
+    assert torch.equal(weights[1], model[2].weight.data)
+
+
+def test_the_chunks_of_images_do_not_matter() -> None:
+    x = inputs("resnet_block", 24)
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (HALF, sc.ClosedFormWeights()))
+    whole, parts = (sc.convert(shell(captured("resnet_block")), [x], 4, recipe, memory=m) for m in ("1GiB", "2MB"))
+    names = [n.op.weight for n in whole.graph.nodes if isinstance(n.op, Conv | Linear)]
+    for name in names:
+        torch.testing.assert_close(whole.graph.tensors[name], parts.graph.tensors[name], rtol=1e-9, atol=1e-9)
+
+
+def test_what_fires_is_fitted_by_the_textbook_too() -> None:
+    """With `fired` the residual is that of the spikes: x − s̄, as the neurons fire before the step."""
+    model = two_layers(nn.Conv2d(6, 4, 3), nn.Flatten())
+    x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    steps = (HALF, sc.ClosedFormWeights(ridge=RIDGE, fired=True))
+    snn = sc.convert(shell(capture(model, (x[:2],))), [x], T, sc.Recipe(sc.MMSE(per_channel=True), steps))
+    first, second = (n.name for n in snn.graph.neurons)
+    spikes, site = spike_trains(snn, x)[first], snn.sites[second]  # (T, B, C, H, W)
+    current = model[2](spikes.flatten(0, 1)).detach().unflatten(0, (T, -1))
+    fired = integrate_and_fire(current, site.threshold, site.v0)[0].mean(0)
+    D = (model[:4](x).detach() - fired).flatten(2).transpose(1, 2).flatten(0, 1).numpy()
+    conv = next(n.op for n in snn.graph.nodes if n.name == snn.graph.by_name[second].inputs[0])
+    P = windows(spikes.mean(0).numpy(), conv, (3, 3)).reshape(len(D), -1)
+    delta, shift = ridge(P, D)
+    found = (snn.graph.tensors[conv.weight] - model[2].weight).detach().flatten(1).T
+    np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(site.bias.flatten(), shift, rtol=1e-6, atol=1e-9)
