@@ -116,6 +116,20 @@ def test_every_call_of_one_relu_is_a_neuron_of_its_own() -> None:
     assert all(re.fullmatch(r"relu(@\d)?", name) for name in names)
 
 
+def test_a_neuron_is_named_after_the_module_that_calls_it() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv2d(3, 3, 1), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.act(self.conv(x)) - self.act(x))
+
+    model = nn.Sequential(nn.Sequential(Sum()), Sum())
+    names = [node.name for node in capture(model, [torch.randn(2, 3, 4, 4)]).neurons]
+    assert names == ["0.0.act", "0.0.act@2", "0.0.relu", "1.act", "1.act@2", "1.relu"]
+
+
 def test_every_spelling_of_relu_is_an_activation() -> None:
     assert [node.op for node in captured("relu_spellings").neurons] == [Activation()] * 12
 

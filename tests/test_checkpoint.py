@@ -353,6 +353,11 @@ def test_a_forged_header_passes_if_it_is_sound(tmp_path: Path) -> None:
     assert sc.load(path).T == 5
 
 
+def test_a_file_from_before_there_was_preprocessing_in_it(tmp_path: Path) -> None:
+    forge(tmp_path / "net.spk", lambda h: [h.pop("preprocessing"), None][1])
+    assert sc.load(tmp_path / "net.spk").preprocessing == {}
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -394,6 +399,9 @@ def test_a_forged_header_passes_if_it_is_sound(tmp_path: Path) -> None:
         (lambda h: h["tensors"]["site relu"].update(threshold=h["tensors"]["graph"]["a.weight"]), "does not describe"),
         (lambda h: h["tensors"]["site output"].update(bias=h["tensors"]["site relu"]["threshold"]), "does not"),
         (lambda h: h["statistics"].update(relu={"colour": 1}), "colour"),
+        (lambda h: h.update(preprocessing={"colour": 1}), "its preprocessing is {'colour': 1}"),
+        (lambda h: h.update(preprocessing={"mean": "grey"}), "its preprocessing is {'mean': 'grey'}"),
+        (lambda h: h.update(preprocessing=None), "its preprocessing is None"),
     ],
 )
 def test_a_forged_header_is_refused_with_the_reason(edit: Callable[[Any], Any], message: str, tmp_path: Path) -> None:

@@ -456,6 +456,8 @@ def test_convert_shows_sites_on_stdout_and_messages_on_stderr(folder: Path) -> N
     assert "firing rate" in result.out
     assert "Wrote shown.spk in " in result.out
     assert "there are only 40 images" in result.err
+    assert "are few" not in result.err
+    assert "no --weights given: cli_models:Small keeps those it is built with, random ones unless" in result.err
     assert "converting cli_models:Small for T = 2 with recipe light and 40 images" in result.err
 
 
@@ -465,6 +467,32 @@ def test_convert_takes_a_recipe_file_and_changes_to_it(folder: Path) -> None:
     assert run("convert", "cli_models:Small", *options, "-o", "recipe.spk").code == 0
     recipe = spikecal.load(folder / "recipe.spk").recipe
     assert recipe == spikecal.plain(pool_to_conv=True, threshold_images=16, calibration_images=16)
+
+
+def test_few_images_are_told(folder: Path) -> None:
+    result = run("convert", "cli_models:Small", "--data", "data.npz", "-T", 2, "-o", "few.spk", "--images", 31)
+    assert "31 images are few: thresholds and corrections are better with a hundred or more" in result.err
+
+
+def test_preprocessing_travels_with_the_network(folder: Path) -> None:
+    """To evaluation, and to another conversion; any option of it on the command line replaces all of it."""
+    options = ("--data", "data.npz", "-T", 2)
+    convert = ("convert", "cli_models:Small", *options, "-o", "normal.spk", "--mean", "0.5", "--std", "0.25")
+    assert run(*convert).code == 0
+    snn = spikecal.load(folder / "normal.spk")
+    assert snn.preprocessing == snn.binary().preprocessing == {"mean": [0.5], "std": [0.25]}
+    data = load_data(folder / "data.npz", **snn.preprocessing)
+    result = run("evaluate", "normal.spk", "--data", "data.npz", "--json")
+    assert "preprocessing as in its conversion: mean [0.5], std [0.25]" in result.err
+    assert result.json["accuracy"] == spikecal.evaluate(snn, data.batches()).accuracy
+    assert result.json["layers"] == spikecal.evaluate(snn, data.batches()).to_dict()["layers"]
+    raw = run("evaluate", "normal.spk", "--data", "data.npz", "--json", "--mean", "0")
+    plain = spikecal.evaluate(snn, load_data(folder / "data.npz").batches()).to_dict()
+    assert raw.json["layers"] == plain["layers"] != result.json["layers"]
+    again = run("convert", "normal.spk", *options, "-o", "again.spk")
+    assert "preprocessing as in its conversion" in again.err
+    assert "no --weights" not in again.err
+    assert spikecal.load(folder / "again.spk").preprocessing == snn.preprocessing
 
 
 def test_convert_calibrates_a_spk_anew_and_overwrites_it(folder: Path, converted: Path) -> None:
@@ -488,10 +516,10 @@ WRONG_CONVERSIONS = [
     ({"-o": "net.pth"}, 2, "'net.pth' must end in .spk"),
     ({"-T": "0"}, 2, "Invalid value for '-T'"),
     ({"--mean": "a,b"}, 2, "'a,b' is not a list of numbers such as"),
-    ({"--recipe": "heavy"}, 4, "there is no recipe 'heavy'; choose one of"),
-    ({"--recipe": "nowhere.json"}, 4, "cannot read the recipe nowhere.json"),
-    ({"--recipe": "bad.json"}, 4, "bad.json: this is not a recipe"),
-    ({"--memory": "much"}, 4, "cannot read the memory budget 'much'"),
+    ({"--recipe": "heavy"}, 2, "there is no recipe 'heavy'; choose one of"),
+    ({"--recipe": "nowhere.json"}, 2, "cannot read the recipe nowhere.json"),
+    ({"--recipe": "bad.json"}, 2, "bad.json: this is not a recipe"),
+    ({"--memory": "much"}, 2, "cannot read the memory budget 'much'"),
     ({"--data": "nowhere"}, 4, "there is no file or folder 'nowhere'"),
     ({"--data": "empty"}, 4, "there are no images in 'empty'"),
     ({"--split": "valid"}, 4, "has no array 'x_valid'"),

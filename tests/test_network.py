@@ -205,15 +205,20 @@ def test_binary_spikes_give_the_same_network_in_float32(name: str, per_channel: 
     assert distance([snn.binary().ann(*x)], [snn.ann(*x)]) < 1e-4
 
 
+EVERY = {
+    **{name: make(**({"iterations": 3} if name == "advanced" else {})) for name, make in sc.RECIPES.items()},
+    "no steps": sc.Recipe(sc.MMSE(per_channel=True)),
+    "temporal": sc.Recipe(sc.MMSE(), (sc.TemporalBias(),)),
+}
+
+
 @pytest.mark.filterwarnings("ignore::spikecal.NoEffectWarning")
-@pytest.mark.parametrize("recipe", [*sc.RECIPES, "no steps"])
+@pytest.mark.parametrize("recipe", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("name", ["mlp", "mlp_bn", "conv_bn", "resnet_block", "densenet", "tokens", "maxpool_stem"])
-def test_binary_spikes_are_the_same_on_the_images_that_gave_the_thresholds(name: str, recipe: str) -> None:
+def test_binary_spikes_are_the_same_on_the_images_that_gave_the_thresholds(name: str, recipe: sc.Recipe) -> None:
     """Where a threshold was an activation itself, rounding would decide over the spikes of that very image."""
-    options = {"iterations": 3} if recipe == "advanced" else {}
-    chosen = sc.RECIPES[recipe](**options) if recipe in sc.RECIPES else sc.Recipe(sc.MMSE(per_channel=True))
     x = tuple(t.float() for t in inputs(name, 16))
-    snn = sc.convert(shell(captured(name).map_tensors(Tensor.float)), [x], 8, chosen)
+    snn = sc.convert(shell(captured(name).map_tensors(Tensor.float)), [x], 8, recipe)
     assert distance([snn.binary()(*x)], [snn(*x)]) < 1e-4
 
 

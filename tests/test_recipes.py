@@ -19,8 +19,7 @@ def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift = sc.BiasShift(0.5)
-    weights = (sc.ClosedFormWeights(0.01), sc.ClosedFormWeights(0.01, fired=True))
-    ours = (shift, weights[0], sc.PotentialCalibration(), weights[1], sc.PotentialCalibration())
+    ours = (shift, sc.ClosedFormWeights(0.01), sc.PotentialCalibration())
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),

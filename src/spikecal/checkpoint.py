@@ -41,6 +41,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         "recipe": snn.recipe.to_dict(),
         "graph": snn.graph.to_dict(),
         "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
+        "preprocessing": snn.preprocessing,
         "delays": {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)},
         "tensors": names,
     }
@@ -101,7 +102,17 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
             raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
         _check_site(sites[node.name], node, graph.dtype, header["T"])
     statistics = {name: LayerStatistics(**s) for name, s in header["statistics"].items()}
-    return SpikingNetwork(graph, source, sites, header["T"], Recipe.from_dict(header["recipe"]), statistics)
+    recipe, preprocessing = Recipe.from_dict(header["recipe"]), header.get("preprocessing", {})
+    _check_preprocessing(preprocessing)
+    return SpikingNetwork(graph, source, sites, header["T"], recipe, statistics, preprocessing=preprocessing)
+
+
+def _check_preprocessing(found: Any) -> None:
+    """Numbers under the names that `load_data` knows."""
+    known = isinstance(found, dict) and found.keys() <= {"size", "crop", "mean", "std"}
+    values = [v for value in found.values() for v in (value if isinstance(value, list) else [value])] if known else []
+    if not known or not all(isinstance(v, int | float) for v in values):
+        raise ValueError(f"its preprocessing is {found!r}")
 
 
 def _site(parts: dict[str, Tensor], delay: Any) -> Site:

@@ -31,8 +31,7 @@ class ClosedFormWeights:
 
     ridge: λ, relative to the mean power of the inputs. rows: about how many positions a layer is fitted on, at most.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
-    fired: D is what the neurons lack in spikes, x − s̄, not in current. Unevenness shows only there, so a second
-    step of this kind corrects what the first cannot see.
+    fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
     """
 
     ridge: float = 0.01

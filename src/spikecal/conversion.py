@@ -74,7 +74,10 @@ def convert(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
     )
     images = _pick(images, recipe.calibration_images, seed)  # and the others make room
-    return calibrate(ann, thresholds, images, T, recipe, limit, progress)
+    snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
+    if isinstance(model, SpikingNetwork):
+        snn.preprocessing = model.preprocessing
+    return snn
 
 
 def _check_pools(model: Any, graph: Graph, ann: Graph, recipe: Recipe) -> None:

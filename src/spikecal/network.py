@@ -28,6 +28,7 @@ class SpikingNetwork:
     graph: the operations with calibrated weights; source: the same with the original ones, the ANN twin.
     sites: the parameters of neurons and outputs by name. statistics: what the calibration images showed there.
     memory: the most memory a call may use, such as "2GiB"; by default half of what is free.
+    preprocessing: what `load_data` did to the images it was calibrated with, where the command line did so.
     engine: "dense" runs on torch alone, "event" on the native kernels where they can, "auto" on what is faster.
     """
 
@@ -41,10 +42,11 @@ class SpikingNetwork:
         statistics: Mapping[str, LayerStatistics],
         memory: str | float | None = None,
         engine: str = "auto",
+        preprocessing: Mapping[str, Any] | None = None,
     ) -> None:
         self.graph, self.source, self.sites = graph, source, dict(sites)
         self._T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
-        self.engine = engine
+        self.engine, self.preprocessing = engine, dict(preprocessing or {})
         self._lowered: tuple[tuple[Any, ...], list[Instruction]] | None = None
 
     @property

@@ -152,15 +152,9 @@ def advanced(
 
 
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, for few steps: weights by least squares, first on currents and then on what fires, each with potentials."""
-    steps = (
-        BiasShift(),
-        ClosedFormWeights(),
-        PotentialCalibration(),
-        ClosedFormWeights(fired=True),
-        PotentialCalibration(),
-    )
+    """Ours, for few steps: MMSE thresholds, weights by least squares, potential calibration."""
     options = {"name": "best", **options}
+    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 

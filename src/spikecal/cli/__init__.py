@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .arguments import check_writable, make_folder, numbers, shape
+from .arguments import blamed_on, check_writable, make_folder, numbers, shape
 from .failures import CommandGroup
 from .output import say, show, show_json
 
@@ -194,16 +194,21 @@ def convert(
     """
     check_writable(output, ".spk")
     pixels = _preprocessing(size, crop, mean, std)
-    from ..conversion import convert as convert_model
+    from ..conversion import MODEL_FILES, convert as convert_model
     from ..data import load_data
     from ..memory import budget
     from .description import conversion_summary
     from .model import find_model
     from .tables import conversion_tables
 
-    budget(memory)  # a wrong one is reported before the long work
+    with blamed_on("--memory"):
+        budget(memory)  # a wrong one is reported before the long work
     found = find_model(model, weights)
-    chosen = _recipe(recipe, found, pool_to_conv, images)
+    if weights is None and not model.endswith(MODEL_FILES):
+        say(f"no --weights given: {model} keeps those it is built with, random ones unless it loads others itself")
+    with blamed_on("--recipe"):
+        chosen = _recipe(recipe, found, pool_to_conv, images)
+    pixels = pixels or _stored_preprocessing(found)
     wanted = max(chosen.threshold_images, chosen.calibration_images)
     split = split or _default_split(data, "train")
     loaded = load_data(data, split=split, limit=wanted, seed=seed, **pixels)
@@ -214,6 +219,7 @@ def convert(
     say(f"converting {model} for T = {T} with recipe {chosen.name} and {len(loaded)} images")
     start = perf_counter()
     snn = convert_model(found, loaded.batches(), T, chosen, memory=memory, seed=seed, progress=sys.stderr.isatty())
+    snn.preprocessing = pixels
     snn.save(output)
     summary = conversion_summary(snn, str(output), len(loaded), perf_counter() - start)
     if json:
@@ -238,7 +244,8 @@ def evaluate(
 ) -> None:
     """Measure a spiking network on labelled images, beside the ANN it comes from.
 
-    Of a named set, the test split is used unless another is asked for. Preprocess as for training.
+    Of a named set, the test split is used unless another is asked for. The images are preprocessed as those that the
+    network was converted with, unless --size, --crop, --mean or --std say otherwise.
 
     \b
     Example:
@@ -254,6 +261,7 @@ def evaluate(
     from .tables import evaluation_tables
 
     snn = load(network)
+    pixels = pixels or _stored_preprocessing(snn)
     split = split or _default_split(data, "test")
     loaded = load_data(data, split=split, limit=limit, seed=seed, **pixels)
     if loaded.classes and (len(loaded.classes),) != snn.graph.outputs[0].shape:
@@ -294,7 +302,17 @@ def demo(
 
 
 def _preprocessing(size: int | None, crop: int | None, mean: str | None, std: str | None) -> dict[str, Any]:
-    return {"size": size, "crop": crop, "mean": numbers("--mean", mean), "std": numbers("--std", std)}
+    """What the options ask for, nothing else."""
+    options = {"size": size, "crop": crop, "mean": numbers("--mean", mean), "std": numbers("--std", std)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _stored_preprocessing(model: object) -> dict[str, Any]:
+    """What the images of a spiking network's conversion went through; nothing for another model."""
+    stored: dict[str, Any] = getattr(model, "preprocessing", {})
+    if stored:
+        say("preprocessing as in its conversion: " + ", ".join(f"{name} {value}" for name, value in stored.items()))
+    return stored
 
 
 def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | None) -> Recipe:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+
+from ..errors import SpikecalError
 
 
 def numbers(option: str, text: str | None) -> list[float] | None:
@@ -39,6 +43,15 @@ def check_writable(path: Path, suffix: str) -> None:
         raise _wrong("--output", f"there is no folder {path.parent} to write {path.name} into; create it first")
     if not os.access(path.parent, os.W_OK):
         raise _wrong("--output", f"the folder {path.parent} cannot be written to")
+
+
+@contextmanager
+def blamed_on(option: str) -> Iterator[None]:
+    """What the library says of an option's value, as wrong usage of that option."""
+    try:
+        yield
+    except SpikecalError as e:
+        raise _wrong(option, str(e)) from e
 
 
 def make_folder(path: Path) -> None:
