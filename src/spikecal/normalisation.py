@@ -43,13 +43,7 @@ def with_binary_spikes(snn: SpikingNetwork) -> SpikingNetwork:
 
 
 def _normalised(site: Site) -> Site:
-    if not isinstance(site, Neurons):
-        return site
-    theta = site.threshold
-    temporal = None if site.temporal is None else site.temporal / theta
-    return replace(
-        site, threshold=torch.ones_like(theta), v0=site.v0 / theta, bias=site.bias / theta, temporal=temporal
-    )
+    return site.map(lambda t: t / site.threshold) if isinstance(site, Neurons) else site
 
 
 def normalise(graph: Graph, thresholds: dict[str, Tensor]) -> Graph:
