@@ -48,6 +48,7 @@ FIELDS = (
     "convert_s",  # processor time
     "evaluate_s",
     "threads",
+    "note",  # why there are no figures
 )
 
 
@@ -79,11 +80,14 @@ def measure(network: str, memory: str) -> dict[str, Any]:
     randomise(model, x[:4])
     gc.collect()
     base = resident("VmRSS")
-    snn, convert_mib, convert_s = watched(lambda: sc.convert(model, [x], T=T, recipe="light", memory=memory))
+    try:
+        snn, convert_mib, convert_s = watched(lambda: sc.convert(model, [x], T=T, recipe="light", memory=memory))
+    except sc.CalibrationError as e:
+        return {"network": network, "budget": memory, "note": str(e).splitlines()[0]}
     snn.memory = memory
     _, evaluate_mib, evaluate_s = watched(lambda: sc.evaluate(snn, [(x, y)]))
     figures = (budget(memory) / 2**20, base, convert_mib, evaluate_mib, convert_s, evaluate_s)
-    row = (network, memory, *(f"{figure:.0f}" for figure in figures), torch.get_num_threads())
+    row = (network, memory, *(f"{figure:.0f}" for figure in figures), torch.get_num_threads(), "")
     return dict(zip(FIELDS, row, strict=True))
 
 
@@ -134,12 +138,13 @@ def table(rows: list[dict[str, str]]) -> str:
         "| network | budget | before | converting | evaluating | over the base at most | processor time |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in rows:
+    for row in (row for row in rows if not row["note"]):
         base, convert, evaluate = (int(row[key]) for key in ("base_mib", "convert_mib", "evaluate_mib"))
         seconds = int(row["convert_s"]) + int(row["evaluate_s"])
         cells = [row["network"], *(f"{n} MiB" for n in (row["budget_mib"], base, convert, evaluate))]
         lines.append("| " + " | ".join([*cells, f"{max(convert, evaluate) - base} MiB", f"{seconds} s"]) + " |")
-    return "\n".join(lines) + "\n"
+    notes = [f"- {row['network']} with {row['budget']}: {row['note']}" for row in rows if row["note"]]
+    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
 def write_table() -> None:
