@@ -1,7 +1,8 @@
 """The images and trained weights that lie outside the repository, ready for a benchmark or a test.
 
 The folder is the one that the environment variable SPIKECAL_DATA names, by default `../shared/data` beside
-the repository; its SOURCES.md says where everything comes from.
+the repository; its SOURCES.md says where everything comes from. Weights that a script of this repository trained lie
+in `benchmarks/weights`, each beside a record of how it was trained.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from networks import Normalisation
 from spikecal.data import ImageData, ImageFiles, load_data
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+OWN_WEIGHTS = REPOSITORY / "benchmarks" / "weights"
 
 
 def directory() -> Path:
@@ -41,7 +43,8 @@ def network(name: str) -> nn.Module:
     """A trained network of `networks.NETWORKS`, in eval mode."""
     if name not in networks.NETWORKS:
         raise ValueError(f"there is no network '{name}': choose one of {', '.join(networks.NETWORKS)}")
-    return networks.load(name, load_file(file(f"{name}.safetensors")))
+    own = OWN_WEIGHTS / f"{name}.safetensors"
+    return networks.load(name, load_file(own if own.is_file() else file(own.name)))
 
 
 def images(
