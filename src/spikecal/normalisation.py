@@ -39,7 +39,8 @@ def with_binary_spikes(snn: SpikingNetwork) -> SpikingNetwork:
     thresholds = {name: site.threshold for name, site in snn.sites.items() if isinstance(site, Neurons)}
     graph, source = (normalise(g, thresholds) for g in (snn.graph, snn.source))
     sites = {name: _normalised(site) for name, site in snn.sites.items()}
-    return SpikingNetwork(graph, source, sites, snn.T, snn.recipe, snn.statistics, snn.memory)
+    others = (snn.T, snn.recipe, snn.statistics, snn.memory, snn.engine, snn.preprocessing)
+    return SpikingNetwork(graph, source, sites, *others)
 
 
 def _normalised(site: Site) -> Site:
