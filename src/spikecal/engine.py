@@ -31,10 +31,20 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
     if engine not in ENGINES:
         raise CalibrationError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
     program = snn_program(graph, sites)
-    if engine == "dense" or graph.dtype != torch.float32 or graph.device.type != "cpu" or native.library() is None:
+    if not is_native(graph, engine):
         return program
     planner = _Planner(graph, sites, rates, always=engine == "event")
     return _needed([planner.instruction(step) for step in program])
+
+
+def is_native(graph: Graph, engine: str) -> bool:
+    """Whether the native kernels may be used: single precision on a processor for which they are built."""
+    return (
+        engine != "dense"
+        and graph.dtype == torch.float32
+        and graph.device.type == "cpu"
+        and native.library() is not None
+    )
 
 
 def _needed(program: list[Instruction]) -> list[Instruction]:

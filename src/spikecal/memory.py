@@ -11,7 +11,8 @@ from .errors import CalibrationError
 from .graph import Graph, Node
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_CACHE_FRIENDLY = 4 * 2**20  # a layer's values should fit into the processor's caches: beyond, speed halves
+CACHE = 4 * 2**20  # a layer's values should fit into the processor's caches: beyond, speed halves
+CACHE_OF_BITS = 4 * CACHE  # the same where spikes travel as bits, in bytes of floats
 
 
 def budget(memory: str | float | None) -> int:
@@ -65,7 +66,13 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
 
 
 def chunk_of_images(
-    graph: Graph, T: int, limit: int, images: int, nodes: Iterable[Node] | None = None, beside: int = 0
+    graph: Graph,
+    T: int,
+    limit: int,
+    images: int,
+    nodes: Iterable[Node] | None = None,
+    beside: int = 0,
+    cache: int = CACHE,
 ) -> int:
     """How many images to run at once over T steps: within the limit, and not more than the caches like.
 
@@ -73,14 +80,14 @@ def chunk_of_images(
     """
     nodes = list(graph.nodes if nodes is None else nodes)
     fitting = limit // max(1, peak_bytes(graph, T, nodes) + beside)
-    return max(1, min(images, fitting, _CACHE_FRIENDLY // (T * _widest(graph, nodes))))
+    return max(1, min(images, fitting, cache // (T * _widest(graph, nodes))))
 
 
-def block_of_steps(graph: Graph, T: int, limit: int, images: int) -> int:
+def block_of_steps(graph: Graph, T: int, limit: int, images: int, cache: int = CACHE) -> int:
     """How many of T steps to take at once with this many images, by the same measure."""
     images = max(1, images)
     fitting = limit // max(1, images * peak_bytes(graph, 1))
-    return max(1, min(T, fitting, _CACHE_FRIENDLY // (images * _widest(graph, graph.nodes))))
+    return max(1, min(T, fitting, cache // (images * _widest(graph, graph.nodes))))
 
 
 def _widest(graph: Graph, nodes: Iterable[Node]) -> int:

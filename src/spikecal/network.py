@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .engine import lowered
+from .engine import is_native, lowered
 from .graph import Graph
 from .images import Inputs, fit_inputs
-from .memory import block_of_steps, budget, chunk_of_images
+from .memory import CACHE, CACHE_OF_BITS, block_of_steps, budget, chunk_of_images
 from .recipes import Recipe
 from .replay import LayerStatistics
 from .simulation import Instruction, Neurons, Site, Tap, run_ann, run_snn
@@ -96,7 +96,7 @@ class SpikingNetwork:
 
     def simulate(self, inputs: Inputs, tap: Tap | None = None) -> Iterator[list[Tensor]]:
         """The current at every output, [(t, B, ...)] for t steps after t steps; `tap` sees every site."""
-        block = block_of_steps(self.graph, self.T, budget(self.memory), len(inputs[0]))
+        block = block_of_steps(self.graph, self.T, budget(self.memory), len(inputs[0]), self._cache)
         if any(isinstance(site, Neurons) and site.needs_all_steps for site in self.sites.values()):
             block = self.T
         return run_snn(self._program(), self.sites, inputs, self.T, tap, block)
@@ -120,7 +120,11 @@ class SpikingNetwork:
 
     def chunk_size(self, images: int, T: int | None = None) -> int:
         """How many images to simulate at once."""
-        return chunk_of_images(self.graph, T or self.T, budget(self.memory), images)
+        return chunk_of_images(self.graph, T or self.T, budget(self.memory), images, cache=self._cache)
+
+    @property
+    def _cache(self) -> int:
+        return CACHE_OF_BITS if is_native(self.graph, self.engine) else CACHE
 
     @torch.no_grad()
     def _collect(

@@ -15,6 +15,8 @@
 namespace spikecal {
 namespace NAME {
 
+constexpr int TABLES_AT_ONCE = 5 << 10;  // floats that stay in the nearest cache beside a row of currents
+
 typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline Vec load(const float* p) { return *(const Vec*)p; }
@@ -39,15 +41,20 @@ typedef int32_t Int __attribute__((vector_size(4 * LANES), may_alias));
 static inline Vec ones(unsigned bits) { return keep((Vec)((Int){} - 1), bits); }
 static inline Vec both(Vec mask, Vec x) { return (Vec)((Int)mask & (Int)x); }
 
-// the lanes in which a >= b, as bits
-static inline unsigned reached(Vec a, Vec b) {
+// Neurons that have reached their threshold fire and lose it; which lanes did, as bits.
+static inline unsigned fire(Vec& potential, Vec threshold) {
 #if LANES == 16
-  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+  const __mmask16 hit = _mm512_cmp_ps_mask((__m512)potential, (__m512)threshold, _CMP_GE_OQ);
+  potential = (Vec)_mm512_mask_sub_ps((__m512)potential, hit, (__m512)potential, (__m512)threshold);
+  return hit;
 #elif LANES == 8
-  return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ));
+  const __m256 hit = _mm256_cmp_ps((__m256)potential, (__m256)threshold, _CMP_GE_OQ);
+  potential -= both((Vec)hit, threshold);
+  return (unsigned)_mm256_movemask_ps(hit);
 #else
   unsigned bits = 0;
-  for (int l = 0; l < LANES; ++l) bits |= (unsigned)(a[l] >= b[l]) << l;
+  for (int l = 0; l < LANES; ++l) bits |= (unsigned)(potential[l] >= threshold[l]) << l;
+  potential -= keep(threshold, bits);
   return bits;
 #endif
 }
@@ -256,31 +263,31 @@ static void row_sum(const Conv& c, const Events& e, const uint32_t* offsets, con
     pixel_sum<WIDTH, 1>(c, e, offsets, weights, zeros, step, y, x, row + (size_t)x * WIDTH * LANES);
 }
 
-// PIXELS neighbouring outputs, by looking up the sum of every four inputs. `lines` are the rows under the kernel.
+// PIXELS neighbouring outputs, by looking up the sum of every four inputs under the kernel's columns `from` ... `to`.
 template <int WIDTH, int PIXELS>
-static inline void pixel_lookup(const Conv& c, const uint64_t* lines, const float* table, int low, int x, float* out) {
+static inline void pixel_lookup(const Conv& c, const uint64_t* line, const float* table, int from, int to, int low,
+                                int x, float* out) {
   constexpr int WIDE = WIDTH * LANES;
-  const int size = words(c.in_channels), count = nibbles(c), reach = (c.map_w + 2 * c.pad_w) * size;
+  const int size = words(c.in_channels), count = nibbles(c);
   Vec sum[PIXELS * WIDTH];
 #pragma GCC unroll 8
   for (int i = 0; i < PIXELS * WIDTH; ++i) sum[i] = load(out + i * LANES);
-  for (int ky = 0; ky < c.kernel_h; ++ky)
-    for (int kx = 0; kx < c.kernel_w; ++kx) {
-      const uint64_t* cell = lines + ky * reach + (x * c.stride_w + kx * c.dilation_w) * size + low / 64;
-      for (int left = count; left > 0; left -= 16, ++cell) {  // 16 times four inputs are one word
-        uint64_t bits[PIXELS];
+  for (int kx = from; kx < to; ++kx) {
+    const uint64_t* cell = line + (x * c.stride_w + kx * c.dilation_w) * size + low / 64;
+    for (int left = count; left > 0; left -= 16, ++cell) {  // 16 times four inputs are one word
+      uint64_t bits[PIXELS];
 #pragma GCC unroll 4
-        for (int p = 0; p < PIXELS; ++p) bits[p] = cell[p * c.stride_w * size] >> low % 64;
-        for (int k = left < 16 ? left : 16; k > 0; --k, table += 16 * WIDE)
+      for (int p = 0; p < PIXELS; ++p) bits[p] = cell[p * c.stride_w * size] >> low % 64;
+      for (int k = left < 16 ? left : 16; k > 0; --k, table += 16 * WIDE)
 #pragma GCC unroll 4
-          for (int p = 0; p < PIXELS; ++p) {
-            const float* entry = table + (bits[p] & 15) * WIDE;
-            bits[p] >>= 4;
+        for (int p = 0; p < PIXELS; ++p) {
+          const float* entry = table + (bits[p] & 15) * WIDE;
+          bits[p] >>= 4;
 #pragma GCC unroll 8
-            for (int i = 0; i < WIDTH; ++i) sum[p * WIDTH + i] += load(entry + i * LANES);
-          }
-      }
+          for (int i = 0; i < WIDTH; ++i) sum[p * WIDTH + i] += load(entry + i * LANES);
+        }
     }
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < PIXELS * WIDTH; ++i) store(out + i * LANES, sum[i]);
 }
@@ -296,12 +303,20 @@ static void copy_lines(const Conv& c, const uint64_t* image, int y, uint64_t* li
   }
 }
 
+// The whole row passes by a few tables at a time, so that these stay in the nearest cache.
 template <int WIDTH, int PIXELS>
 static void row_lookup(const Conv& c, const uint64_t* lines, const float* tables, int low, int out_w, float* row) {
-  int x = 0;
-  for (; x + PIXELS <= out_w; x += PIXELS)
-    pixel_lookup<WIDTH, PIXELS>(c, lines, tables, low, x, row + (size_t)x * WIDTH * LANES);
-  for (; x < out_w; ++x) pixel_lookup<WIDTH, 1>(c, lines, tables, low, x, row + (size_t)x * WIDTH * LANES);
+  constexpr int WIDE = WIDTH * LANES;
+  const int tap = nibbles(c) * 16 * WIDE, reach = (c.map_w + 2 * c.pad_w) * words(c.in_channels);
+  const int fitting = TABLES_AT_ONCE / tap, columns = fitting > c.kernel_w ? c.kernel_w : fitting ? fitting : 1;
+  for (int ky = 0; ky < c.kernel_h; ++ky, lines += reach)
+    for (int from = 0, to; from < c.kernel_w; tables += (to - from) * tap, from = to) {
+      to = from + columns < c.kernel_w ? from + columns : c.kernel_w;
+      int x = 0;
+      for (; x + PIXELS <= out_w; x += PIXELS)
+        pixel_lookup<WIDTH, PIXELS>(c, lines, tables, from, to, low, x, row + (size_t)x * WIDE);
+      for (; x < out_w; ++x) pixel_lookup<WIDTH, 1>(c, lines, tables, from, to, low, x, row + (size_t)x * WIDE);
+    }
 }
 
 // A depthwise convolution has so little work per event that reading all bits is cheaper than listing them: the bits
@@ -401,76 +416,82 @@ static void add_conv(const Layer& l, const Conv& c, const Events& e, int t, int 
   if (width == 1 && pixels == 1) conv_row<1, 1>(l, c, e, scratch.lines, weights, group, y, row);
 }
 
+// The currents of a row at a step at which nothing arrives.
 template <int width>
 static void start_row(const Layer& l, int t, int first, float* row) {
   for (int x = 0; x < l.out_w; ++x)
-    for (int i = 0; i < width; ++i)
-      store(row + ((size_t)x * width + i) * LANES,
-            l.bias ? load(l.bias + (size_t)t * padded(l.out_channels) + first + i * LANES) : (Vec){});
+    for (int i = 0; i < width; ++i, row += LANES)
+      store(row, l.bias ? load(l.bias + (size_t)t * padded(l.out_channels) + first + i * LANES) : (Vec){});
 }
 
-// What arrives at step t besides the convolutions.
+// The currents of a row at step t before the convolutions, from what else arrives at step u: `fresh` starts the sum.
 template <int width>
-static void add_inputs(const Layer& l, int t, int n, int first, int y, float* row) {
+static void add_inputs(const Layer& l, int t, int u, bool fresh, int n, int first, int y, float* row) {
   const int channels = padded(l.out_channels), size = words(l.out_channels);
   const size_t line = (size_t)y * l.out_w, map = (size_t)l.out_h * l.out_w;
-  const float* constant = l.constant ? l.constant + (size_t)n * l.constant_stride : nullptr;
-  const float* addend = l.addend ? l.addend + ((size_t)t * l.N + n) * map * channels : nullptr;
-  const uint64_t* shortcut = l.shortcut ? l.shortcut + ((size_t)t * l.N + n) * map * size : nullptr;
-  for (int x = 0; x < l.out_w; ++x)
+  const float* bias = l.bias ? l.bias + (size_t)t * channels + first : nullptr;
+  const float* constant = l.constant ? l.constant + (size_t)n * l.constant_stride + line * channels + first : nullptr;
+  const float* addend = l.addend ? l.addend + (((size_t)u * l.N + n) * map + line) * channels + first : nullptr;
+  const uint64_t* shortcut = l.shortcut ? l.shortcut + (((size_t)u * l.N + n) * map + line) * size : nullptr;
+  for (int x = 0; x < l.out_w; ++x, row += width * LANES)
+#pragma GCC unroll 8
     for (int i = 0; i < width; ++i) {
+      const size_t at = (size_t)x * channels + i * LANES;
       const int channel = first + i * LANES;
-      Vec sum = load(row + ((size_t)x * width + i) * LANES);
-      if (constant) sum += load(constant + (line + x) * channels + channel);
-      if (addend) sum += load(addend + (line + x) * channels + channel);
-      if (shortcut) sum += keep(load(l.height + channel), bits_at(shortcut + (line + x) * size, channel));
-      store(row + ((size_t)x * width + i) * LANES, sum);
+      Vec sum = !fresh ? load(row + i * LANES) : bias ? load(bias + i * LANES) : (Vec){};
+      if (constant) sum += load(constant + at);
+      if (addend) sum += load(addend + at);
+      if (shortcut) sum += keep(load(l.height + channel), bits_at(shortcut + (size_t)x * size, channel));
+      store(row + i * LANES, sum);
     }
 }
 
 template <int width>
 static void end_row(const Layer& l, int t, int n, int first, int y, const float* row) {
-  const int channels = padded(l.out_channels), bytes = words(l.out_channels) * 8;
-  const size_t line = ((size_t)n * l.out_h + y) * l.out_w, later = (size_t)t * l.N * l.out_h * l.out_w;
-  for (int x = 0; x < l.out_w; ++x) {
-    const float* current = row + (size_t)x * width * LANES;
-    if (l.currents) {
-      for (int i = 0; i < width; ++i)
-        store(l.currents + (later + line + x) * channels + first + i * LANES, load(current + i * LANES));
-      continue;
-    }
-    float* v = l.v + (line + x) * channels + first;
-    uint8_t* fired = (uint8_t*)l.fired + (later + line + x) * bytes;  // little-endian: byte k holds channels 8k ...
-    for (int i = 0; i < width; ++i) {
-      const Vec threshold = load(l.threshold + first + i * LANES);
-      const Vec potential = load(v + i * LANES) + load(current + i * LANES);
-      const unsigned bits = reached(potential, threshold);
-      store(v + i * LANES, potential - keep(threshold, bits));
-      const int channel = first + i * LANES;
+  const int channels = padded(l.out_channels), bytes = words(l.out_channels) * 8, out_w = l.out_w;
+  const size_t line = ((size_t)n * l.out_h + y) * out_w, later = (size_t)t * l.N * l.out_h * out_w;
+  if (l.currents) {
+    for (int x = 0; x < out_w; ++x)
+      for (int i = 0; i < width; ++i, row += LANES)
+        store(l.currents + (later + line + x) * channels + first + i * LANES, load(row));
+    return;
+  }
+  float* v = l.v + line * channels + first;
+  uint8_t* fired = (uint8_t*)l.fired + (later + line) * bytes + first / 8;  // little-endian: byte k has channels 8k ...
+  Vec threshold[width];
+#pragma GCC unroll 8
+  for (int i = 0; i < width; ++i) threshold[i] = load(l.threshold + first + i * LANES);
+  for (int x = 0; x < out_w; ++x, v += channels, fired += bytes)
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i, row += LANES) {
+      Vec potential = load(v + i * LANES) + load(row);
+      const unsigned bits = fire(potential, threshold[i]);
+      store(v + i * LANES, potential);
 #if LANES == 16
-      fired[channel / 8] = (uint8_t)bits;
-      fired[channel / 8 + 1] = (uint8_t)(bits >> 8);
+      fired[i * 2] = (uint8_t)bits;
+      fired[i * 2 + 1] = (uint8_t)(bits >> 8);
 #elif LANES == 8
-      fired[channel / 8] = (uint8_t)bits;
+      fired[i] = (uint8_t)bits;
 #else
-      if (channel % 8 == 0)
-        fired[channel / 8] = (uint8_t)bits;
+      const int half = first / LANES % 2 + i;
+      if (half % 2 == 0)
+        fired[half / 2] = (uint8_t)bits;
       else
-        fired[channel / 8] |= (uint8_t)(bits << 4);
+        fired[half / 2] |= (uint8_t)(bits << 4);
 #endif
     }
-  }
 }
 
+// Steps innermost: potentials and constant currents of a row stay in the cache while time passes.
 template <int WIDTH>
 static void all_rows(const Layer& l, const Events* events, int n, int first, int from, int to,
                      const Scratch& scratch) {
-  for (int t = 0; t < l.T; ++t)
-    for (int y = from; y < to; ++y) {
-      start_row<WIDTH>(l, t, first, scratch.row);
-      const int last = t + l.delay < l.T ? t + l.delay : l.T - 1;
-      for (int u = t ? t + l.delay : 0; u <= last; ++u) {
-        add_inputs<WIDTH>(l, u, n, first, y, scratch.row);
+  for (int y = from; y < to; ++y)
+    for (int t = 0; t < l.T; ++t) {
+      const int begin = t ? t + l.delay : 0, end = t + l.delay < l.T ? t + l.delay : l.T - 1;
+      if (begin > end) start_row<WIDTH>(l, t, first, scratch.row);
+      for (int u = begin; u <= end; ++u) {
+        add_inputs<WIDTH>(l, t, u, u == begin, n, first, y, scratch.row);
         for (int i = 0; i < l.n_convs; ++i)
           add_conv(l, l.convs[i], events[((size_t)u * l.N + n) * l.n_convs + i], u, n, first, WIDTH, y, scratch);
       }
