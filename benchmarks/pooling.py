@@ -23,18 +23,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import shared_data
 import spikecal as sc
-from paper_pipeline import CALIBRATION_IMAGES, DOCS, Converter
+from grid import ROOT, Converter
 from spikecal.graph import Graph
 from spikecal.ops import Activation, MaxPool, Op, Tensors
 
-RESULTS = Path(__file__).parent / "results" / "pooling"
+RESULTS, DOCS = ROOT / "results" / "pooling", ROOT.parent / "docs" / "results.md"
 MARKS = ("<!-- table of benchmarks/pooling.py -->", "<!-- end of the table of benchmarks/pooling.py -->")
 TIMES = (4, 8, 16, 32, 64)
 TABLE_IMAGES, OTHER_IMAGES = slice(0, 1000), slice(1000, 5000)  # of the test images, drawn with seed 0
@@ -187,8 +186,7 @@ def write_environment() -> None:
         "machine": platform.machine(),
         "recipes": {name: recipe.to_dict() for name, recipe in RECIPES.items()},
         "networks": "vgg6max_cifar10 and vgg6avg_cifar10, trained by benchmarks/train_cifar.py with seed 0",
-        "calibration": f"1024 training images drawn with seed + 1 for the thresholds, {CALIBRATION_IMAGES} of them "
-        "for the steps",
+        "calibration": "1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
         "test": "test images drawn with seed 0: the first 1000 in accuracy.csv, 4000 others in paired.csv",
     }
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -85,6 +85,14 @@ def percentile_threshold(x, q):
     return values[k - 1] if values[k - 1] > 0 else max_threshold(x)
 
 
+def balanced_threshold(x, iterations):
+    """Local threshold balancing: θ grows from 0 by twice the mean of what it clips."""
+    theta = 0.0
+    for _ in range(iterations):
+        theta += 2 * np.maximum(x - theta, 0).mean()
+    return theta
+
+
 def mmse_threshold(x, T, grid=100, shift=0.0):
     """Eq. 11 by brute force over max(x) * g / grid, g = 1..grid, with v0 = shift * threshold.
 

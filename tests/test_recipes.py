@@ -60,6 +60,7 @@ shares = st.floats(0.0, 1.0)
 rules = st.one_of(
     st.builds(sc.MaxActivation, st.booleans()),
     st.builds(sc.Percentile, st.floats(0.01, 1.0), st.booleans()),
+    st.builds(sc.LTB, st.integers(1, 9999), st.booleans()),
     st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 63 / 64])),
 )
 steps = st.one_of(
@@ -103,7 +104,7 @@ def edited(**changes: Any) -> str:
         (edited(threshold=...), "this is not a recipe: it has no 'threshold'"),
         (edited(steps=3), "this is not a recipe"),
         (edited(colour="red"), "colour"),
-        (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of MMSE, "),
+        (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of LTB, MMSE, "),
         (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
         (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),

@@ -152,11 +152,11 @@ def test_least_error_is_never_0_and_at_most_the_maximum(x: np.ndarray, T: int) -
 def test_one_tiny_activation_among_zeros_is_a_threshold(T: int) -> None:
     x = torch.zeros(1, 1000)
     x[0, 500] = 1e-30
-    for rule in (sc.MMSE(), sc.Percentile(0.5), sc.MaxActivation()):
+    for rule in (sc.MMSE(), sc.Percentile(0.5), sc.MaxActivation(), sc.LTB()):
         assert 0 < float(watched(rule, x, T)[0]) <= 1.001e-30
 
 
-@pytest.mark.parametrize("rule", [sc.MMSE(), sc.MMSE(shift=0.5), sc.Percentile(), sc.MaxActivation()])
+@pytest.mark.parametrize("rule", [sc.MMSE(), sc.MMSE(shift=0.5), sc.Percentile(), sc.MaxActivation(), sc.LTB()])
 def test_a_dead_row_gets_1(rule: Any) -> None:
     x = torch.tensor([[0.0, 0.0, 0.0], [-1.0, -2.0, -0.5], [-1.0, 0.0, 0.5]])
     found = watched(rule, x, 8)[0].tolist()
@@ -168,6 +168,35 @@ def test_a_dead_row_gets_1(rule: Any) -> None:
 def test_a_grid_or_shift_without_meaning_is_refused(grid: int, shift: float) -> None:
     with pytest.raises(ValueError, match="must"):
         sc.MMSE(grid=grid, shift=shift)
+
+
+# ---------------------------------------------------------------------- local threshold balancing
+
+
+@given(x=activations(), parts=cuts(), iterations=st.integers(1, 60))
+def test_balanced_thresholds_equal_the_reference(x: np.ndarray, parts: tuple[int, ...], iterations: int) -> None:
+    found, _ = watched(sc.LTB(iterations), torch.tensor(x), 8, parts)
+    for theta, row in zip(found.tolist(), x, strict=True):
+        top = row.max()
+        expected = min(reference.balanced_threshold(row, iterations), top) if top > 0 else 1.0
+        assert theta == pytest.approx(expected, abs=2e-5 * max(1.0, top))
+
+
+def test_balanced_thresholds_of_many_activations_are_close_to_the_reference() -> None:
+    x = np.random.default_rng(0).exponential(size=20_000) - 0.5
+    found, _ = watched(sc.LTB(300), torch.tensor(x[None]), 8)
+    assert float(found) == pytest.approx(reference.balanced_threshold(x, 300), rel=1e-4)  # a cell is 1/4096 of the top
+
+
+def test_more_balancing_clips_less() -> None:
+    x = torch.tensor(np.random.default_rng(0).exponential(size=(1, 5000)))
+    few, more, many = (float(watched(sc.LTB(n), x, 8)[0]) for n in (10, 100, 1000))
+    assert 0 < few < more < many <= float(x.max())
+
+
+def test_balancing_without_iterations_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one iteration"):
+        sc.LTB(0)
 
 
 # ---------------------------------------------------------------------- over a network

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         pipelined as pipelined,
         plain as plain,
     )
-    from .thresholds import MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
+    from .thresholds import LTB as LTB, MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
+    from .time_steps import Search as Search, find_T as find_T
 
 __version__ = "0.1.0"
 
@@ -54,7 +55,8 @@ _NAMES = {
     "evaluation": "Evaluation LayerResult evaluate",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
-    "thresholds": "MMSE MaxActivation Percentile",
+    "thresholds": "LTB MMSE MaxActivation Percentile",
+    "time_steps": "Search find_T",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -19,9 +19,9 @@ from .calibration import (
 )
 from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
-from .thresholds import MMSE, MaxActivation, Percentile, ThresholdRule
+from .thresholds import LTB, MMSE, MaxActivation, Percentile, ThresholdRule
 
-_RULES = {cls.__name__: cls for cls in (MMSE, MaxActivation, Percentile)}
+_RULES = {cls.__name__: cls for cls in (LTB, MMSE, MaxActivation, Percentile)}
 _STEPS = {
     cls.__name__: cls
     for cls in (

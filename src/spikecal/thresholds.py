@@ -202,14 +202,7 @@ class _LeastError:
             self.top = top if self.top is None else torch.maximum(self.top, top)
             return
         assert self.top is not None
-        rows = x.shape[0]
-        row, column = (x > 0).nonzero(as_tuple=True)
-        values = x[row, column].double()
-        cell = (values * self.cells / self.top.double()[row]).long().clamp_(max=self.cells)
-        index = row * (self.cells + 1) + cell
-        size = rows * (self.cells + 1)
-        counts = torch.bincount(index, minlength=size).double()
-        sums = torch.bincount(index, values, minlength=size)
+        counts, sums = _cells(x, self.top, self.cells)
         self.counts = counts if self.counts is None else self.counts + counts
         self.sums = sums if self.sums is None else self.sums + sums
 
@@ -244,3 +237,76 @@ class _LeastError:
             gain = unit**2 * (2 * levels - 1) * n[:, at] - 2 * unit * s[:, at]
             errors[:, g - 1] = gain.sum(1)
         return errors
+
+
+@dataclass(frozen=True)
+class LTB:
+    """θ ← θ + 2·μ((x − θ)⁺), `iterations` times from 0: local threshold balancing. It does not depend on T.
+
+    The step is that of gradient descent on the squared error of clipping, ‖x − min(x, θ)‖², which only the maximum
+    makes zero: the number of iterations says how rare the clipped activations become.
+    """
+
+    iterations: int = 1000
+    per_channel: bool = True
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"local threshold balancing needs at least one iteration, not {self.iterations}")
+
+    def accumulator(self, T: int) -> Accumulator:
+        return _Balance(self.iterations)
+
+
+@dataclass
+class _Balance:
+    """Number and sum of the activations in each of CELLS between 0 and the maximum stand for all of them.
+
+    Only of the cell in which θ lies it is not known what is above θ; it counts as if all of it were at its mean.
+    """
+
+    iterations: int
+    top: Tensor | None = None
+    counts: Tensor | None = None  # (rows, cells)
+    sums: Tensor | None = None
+    seen: int = 0
+    final: bool = False
+
+    CELLS = 4096
+    nbytes: int = 40 * 4096
+
+    def update(self, x: Tensor) -> None:
+        if not self.final:
+            top = x.amax(1)
+            self.top = top if self.top is None else torch.maximum(self.top, top)
+            return
+        assert self.top is not None
+        counts, sums = _cells(x, self.top, self.CELLS)
+        self.counts = counts if self.counts is None else self.counts + counts
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.seen += x.shape[1]
+
+    def end_pass(self) -> Tensor | None:
+        assert self.top is not None
+        if not self.final:
+            self.top, self.final = _alive(self.top), True
+            return None
+        assert self.counts is not None and self.sums is not None
+        n, s = (t.view(len(self.top), -1) for t in (self.counts, self.sums))  # (rows, cells)
+        above_n, above_s = ((c.sum(1, keepdim=True) - c.cumsum(1)) for c in (n, s))  # in the cells above one
+        width, theta = self.top.double()[:, None] / self.CELLS, torch.zeros_like(n[:, :1])
+        for _ in range(self.iterations):
+            cell = (theta / width).long().clamp_(max=self.CELLS)
+            own, above = ((b.gather(1, cell) - theta * a.gather(1, cell)) for a, b in ((n, s), (above_n, above_s)))
+            theta += 2 * (own.clamp(min=0) + above.clamp(min=0)) / self.seen
+        found = theta[:, 0].to(self.top.dtype)
+        return torch.where(found > 0, torch.minimum(found, _untied(self.top)), self.top)
+
+
+def _cells(x: Tensor, top: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+    """Number and sum of the positive values in each cell of width top/cells, row by row; the last has the top."""
+    row, column = (x > 0).nonzero(as_tuple=True)
+    values = x[row, column].double()
+    cell = (values * cells / top.double()[row]).long().clamp_(max=cells)
+    index, size = row * (cells + 1) + cell, len(top) * (cells + 1)
+    return torch.bincount(index, minlength=size).double(), torch.bincount(index, values, minlength=size)

@@ -161,7 +161,17 @@ def convert(
     data: Data,
     output: Annotated[Path, typer.Option("-o", "--output", help="The .spk file to write.", show_default=False)],
     weights: Weights = None,
-    T: Annotated[int, typer.Option("-T", min=1, help="Time steps.")] = 32,
+    T: Annotated[int | None, typer.Option("-T", min=1, help="Time steps; 32 by default.", show_default=False)] = None,
+    auto_T: Annotated[
+        float | None,
+        typer.Option(
+            "--auto-T",
+            min=0,
+            metavar="POINTS",
+            help="Find the smallest T, up to 128, that agrees with the ANN within this many points of the largest.",
+            show_default=False,
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -191,12 +201,16 @@ def convert(
     \b
     Example:
       spikecal convert spikecal.models:digits_net --data digits -T 8 -o digits.spk
+      spikecal convert spikecal.models:digits_net --data digits --auto-T 1.0 --recipe best -o digits.spk
     """
+    if T is not None and auto_T is not None:
+        raise typer.BadParameter("give either -T or --auto-T, not both")
     check_writable(output, ".spk")
     pixels = _preprocessing(size, crop, mean, std)
     from ..conversion import MODEL_FILES, convert as convert_model
     from ..data import load_data
     from ..memory import budget
+    from ..time_steps import HELD_OUT, find_T
     from .description import conversion_summary
     from .model import find_model
     from .tables import conversion_tables
@@ -210,18 +224,27 @@ def convert(
         chosen = _recipe(recipe, found, pool_to_conv, images)
     pixels = pixels or _stored_preprocessing(found)
     wanted = max(chosen.threshold_images, chosen.calibration_images)
+    if auto_T is not None:
+        wanted = wanted * HELD_OUT // (HELD_OUT - 1)
     split = split or _default_split(data, "train")
     loaded = load_data(data, split=split, limit=wanted, seed=seed, **pixels)
     if images and len(loaded) < images:
         say(f"there are only {len(loaded)} images")
     if len(loaded) < FEW:
         say(f"{len(loaded)} images are few: thresholds and corrections are better with a hundred or more")
-    say(f"converting {model} for T = {T} with recipe {chosen.name} and {len(loaded)} images")
+    steps = "the smallest T that is enough" if auto_T is not None else f"T = {T or 32}"
+    say(f"converting {model} for {steps} with recipe {chosen.name} and {len(loaded)} images")
     start = perf_counter()
-    snn = convert_model(found, loaded.batches(), T, chosen, memory=memory, seed=seed, progress=sys.stderr.isatty())
+    options: dict[str, Any] = {"memory": memory, "seed": seed, "progress": sys.stderr.isatty()}
+    search = None
+    if auto_T is not None:
+        search = find_T(found, loaded.batches(), auto_T, chosen, **options)
+        snn = search.snn
+    else:
+        snn = convert_model(found, loaded.batches(), T or 32, chosen, **options)
     snn.preprocessing = pixels
     snn.save(output)
-    summary = conversion_summary(snn, str(output), len(loaded), perf_counter() - start)
+    summary = conversion_summary(snn, str(output), len(loaded), perf_counter() - start, search)
     if json:
         show_json({"model": model, "data": data, "split": split, **summary})
     else:

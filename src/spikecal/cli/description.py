@@ -34,6 +34,7 @@ from ..ops import (
 from ..preparation import prepare
 from ..segments import Segment, segments
 from ..simulation import Neurons
+from ..time_steps import Search
 
 POOLS = (AvgPool, AdaptiveAvgPool, Mean)
 
@@ -255,9 +256,13 @@ def _generic(op: Any) -> str:
 # --- conversions ---------------------------------------------------------------------------------------------
 
 
-def conversion_summary(snn: SpikingNetwork, file: str, images: int, seconds: float) -> dict[str, Any]:
+def conversion_summary(
+    snn: SpikingNetwork, file: str, images: int, seconds: float, search: Search | None = None
+) -> dict[str, Any]:
     """What a conversion found at every site, and where the network is."""
+    tried = {} if search is None else {"tried": search.agreement, "held_out": search.held_out, "points": search.points}
     return {
+        **tried,
         "file": file,
         "T": snn.T,
         "latency": snn.latency,

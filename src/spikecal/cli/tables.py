@@ -113,7 +113,21 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
         )
     yield table
     yield Text(EXPLAIN)
+    if "tried" in summary:
+        yield _tried(summary)
     yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
+
+
+def _tried(summary: dict[str, Any]) -> Table:
+    """The search for the smallest T."""
+    title = f"agreement with the ANN on {summary['held_out']} held-out images, by T"
+    table = _table(title, "T", "agreement", "", right=("T", "agreement"))
+    tried: dict[int, float] = summary["tried"]
+    needed = tried[max(tried)] - summary["points"] / 100
+    for T, share in tried.items():
+        note = "chosen" if summary["T"] == T else "" if share >= needed else "too little"
+        table.add_row(str(T), _percent(share), note)
+    return table
 
 
 EXPLAIN = (

@@ -1,0 +1,115 @@
+"""The smallest number of time steps that loses next to nothing, found without labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .conversion import convert, open_model
+from .errors import CalibrationError, DataError
+from .images import as_batches, collect
+from .network import SpikingNetwork
+from .recipes import Recipe, find_recipe
+from .thresholds import MaxActivation
+
+HELD_OUT = 4  # one image in so many is kept from calibration
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search for T has tried."""
+
+    snn: SpikingNetwork  # at the smallest T that is good enough
+    agreement: dict[int, float]  # with the ANN on the held-out images, by T
+    held_out: int
+    points: float
+
+    @property
+    def T(self) -> int:
+        return self.snn.T
+
+
+def find_T(
+    model: Any,
+    batches: Iterable[Any],
+    points: float = 1.0,
+    recipe: Recipe | str | None = None,
+    *,
+    largest: int = 128,
+    memory: str | float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Search:
+    """Convert for the smallest T whose agreement with the ANN is within `points` of that at the largest T.
+
+    Agreement is the share of images with the same answer, on a quarter of the images that calibration does not see.
+    T is doubled until it is enough, then the gap below it halved: at most 14 conversions for 128.
+    """
+    if not points >= 0:
+        raise CalibrationError(f"the points that may be lost must be 0 or more, not {points!r}")
+    if largest < 1:
+        raise CalibrationError(f"the largest T must be at least 1, not {largest!r}")
+    if isinstance(model, str | os.PathLike):
+        model = open_model(Path(model))
+    source, items = _captured(model, batches)
+    if recipe is None:
+        recipe = model.recipe if isinstance(model, SpikingNetwork) else "light"
+    recipe = find_recipe(recipe)
+    wanted = max(recipe.threshold_images, recipe.calibration_images)
+    images = collect(items, len(source.source.inputs), wanted * HELD_OUT // (HELD_OUT - 1))
+    order = torch.randperm(len(images[0]), generator=torch.Generator().manual_seed(seed))
+    held = len(order) // HELD_OUT
+    if not held:
+        raise DataError(f"{len(order)} images are too few to keep some for the choice of T; give {HELD_OUT} or more")
+    seen, kept = (tuple(x[part.to(x.device)] for x in images) for part in (order[held:], order[:held]))
+    answers, tried = _answers(source.ann(*kept)), dict[int, float]()
+    found: dict[int, SpikingNetwork] = {}
+
+    def agreement(T: int) -> float:
+        if T not in tried:
+            found[T] = convert(source, [seen], T, recipe, memory=memory, seed=seed, progress=progress)
+            tried[T] = float((_answers(found[T](*kept)) == answers).double().mean())
+        return tried[T]
+
+    wanted_agreement = agreement(largest) - points / 100
+    T = _smallest(lambda T: agreement(T) >= wanted_agreement, largest)
+    return Search(found[T], dict(sorted(tried.items())), held, points)
+
+
+def _captured(model: Any, batches: Iterable[Any]) -> tuple[SpikingNetwork, Iterable[Any]]:
+    """The model as a spiking network from which others are made, and all batches, also of a stream."""
+    if isinstance(model, SpikingNetwork):
+        return model, batches
+    stream = iter(as_batches(batches))
+    try:
+        first = next(stream)
+    except StopIteration:
+        raise CalibrationError("there are no calibration images: the iterable of batches is empty") from None
+    once = Recipe(MaxActivation(), threshold_images=1, calibration_images=1)
+    source = convert(model, [first], 1, once)
+    if len(source.graph.outputs) != 1 or len(source.graph.outputs[0].shape) != 1:
+        raise CalibrationError("T can be chosen for a network with one output of class scores; give it with T=")
+    return source, chain([first], stream)
+
+
+def _answers(y: Tensor) -> Tensor:
+    return y.argmax(1)
+
+
+def _smallest(enough: Callable[[int], bool], largest: int) -> int:
+    """The smallest T that is enough, if all above it are; the largest is."""
+    high = 1
+    while high < largest and not enough(high):
+        high *= 2
+    low, high = high // 2, min(high, largest)  # low is not enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

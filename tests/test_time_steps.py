@@ -1,0 +1,87 @@
+"""The smallest T that is good enough, found on images that calibration does not see, and without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+
+import spikecal as sc
+from spikecal.data import load_data
+from spikecal.models import digits_net
+from spikecal.time_steps import _smallest
+
+
+@given(first=st.integers(1, 200), largest=st.integers(1, 200))
+def test_the_search_finds_the_smallest_T_in_few_trials(first: int, largest: int) -> None:
+    tried: list[int] = []
+
+    def enough(T: int) -> bool:
+        tried.append(T)
+        return first <= T
+
+    assert _smallest(enough, largest) == min(first, largest)
+    assert len(set(tried)) <= 2 * largest.bit_length()
+    assert all(1 <= T < max(2, largest) for T in tried)
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.cat([x for x, _ in load_data("digits", split="train", limit=400).batches()])
+
+
+@pytest.fixture(scope="module")
+def search(images: Tensor) -> sc.Search:
+    return sc.find_T(digits_net(), [images], 1.0, "light", largest=32)
+
+
+def test_the_chosen_T_is_enough_and_the_largest_was_tried(search: sc.Search) -> None:
+    needed = search.agreement[32] - 0.01
+    assert search.held_out == 100
+    assert search.agreement[search.T] >= needed
+    assert min(T for T, share in search.agreement.items() if share >= needed) == search.T
+    assert search.T - 1 in search.agreement or search.T == 1
+    assert search.snn.recipe.name == "light"
+
+
+def test_more_loss_allowed_never_needs_more_steps(images: Tensor, search: sc.Search) -> None:
+    assert sc.find_T(digits_net(), [images], 20.0, largest=32).T <= search.T
+    assert sc.find_T(digits_net(), [images], 100.0, largest=32).T == 1
+
+
+def test_the_network_is_calibrated_without_the_held_out_images(images: Tensor, search: sc.Search) -> None:
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    again = sc.convert(digits_net(), [images[order[100:]]], search.T, "light")
+    assert torch.equal(again(images[:8]), search.snn(images[:8]))
+
+
+def test_a_stream_and_a_spiking_network_will_do(images: Tensor, search: sc.Search) -> None:
+    def stream() -> Iterator[Tensor]:
+        yield from images.split(50)
+
+    assert sc.find_T(digits_net(), stream(), 1.0, largest=32).agreement == search.agreement
+    assert sc.find_T(search.snn, [images], 1.0, largest=32).agreement == search.agreement
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"points": -1.0}, "must be 0 or more, not -1.0"),
+        ({"points": float("nan")}, "must be 0 or more"),
+        ({"largest": 0}, "at least 1, not 0"),
+        ({"batches": []}, "there are no calibration images"),
+        ({"batches": [torch.zeros(3, 1, 8, 8)]}, "3 images are too few to keep some"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(arguments: dict, message: str, images: Tensor) -> None:
+    with pytest.raises(sc.SpikecalError, match=message):
+        sc.find_T(**{"model": digits_net(), "batches": [images], **arguments})
+
+
+def test_without_class_scores_there_is_no_agreement() -> None:
+    pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 1))
+    with pytest.raises(sc.CalibrationError, match="one output of class scores"):
+        sc.find_T(pixels, [torch.randn(8, 1, 6, 6)])
