@@ -1,7 +1,8 @@
-"""Temporal bias and tuned thresholds equal slow references in numpy, layer after layer."""
+"""Temporal bias, tuned thresholds and late readout equal slow references in numpy, layer after layer."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,44 @@ def test_our_recipes_differ_in_the_delay_alone() -> None:
     assert sc.best().steps == sc.pipelined().steps
     assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
     assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)
+
+
+# ---------------------------------------------------------------------- late readout
+
+
+@pytest.mark.parametrize(("share", "skipped"), [(0.0, 0), (0.2, 1), (0.5, 3), (0.99, 5)])
+def test_a_late_readout_is_the_mean_of_the_last_steps(share: float, skipped: int) -> None:
+    now, x = network(sc.BiasShift())
+    late, _ = network(sc.BiasShift(), sc.LateReadout(share))
+    images = torch.from_numpy(x)
+    means = now.over_time(images) * torch.arange(1, T + 1).view(-1, 1, 1)  # (T, B, classes), sums of the first steps
+    steps = means.diff(dim=0, prepend=torch.zeros_like(means[:1]))
+    torch.testing.assert_close(late(images), steps[skipped:].mean(0))
+    over_time = late.over_time(images)
+    assert not over_time[:skipped].any()
+    for t in range(skipped, T):
+        torch.testing.assert_close(over_time[t], steps[skipped : t + 1].mean(0))
+    torch.testing.assert_close(late.currents([images])[0].mean(0), late(images))
+
+
+def test_a_late_readout_is_calibrated_as_it_reads() -> None:
+    late, x = network(sc.BiasShift(), sc.LateReadout(0.5), sc.BiasCalibration())
+    images = torch.from_numpy(x)
+    torch.testing.assert_close(late(images).mean(0), late.ann(images).mean(0))
+
+
+def test_a_late_readout_goes_with_the_network(tmp_path: Path) -> None:
+    late, x = network(sc.BiasShift(), sc.LateReadout(0.5), sc.BiasCalibration())
+    images = torch.from_numpy(x)
+    late.save(tmp_path / "late.spk")
+    assert torch.equal(sc.load(tmp_path / "late.spk").over_time(images), late.over_time(images))
+    torch.testing.assert_close(late.binary()(images), late(images))
+    late.memory = 4000  # some steps at a time
+    assert next(iter(late.simulate([images])))[0].shape[0] < T
+    torch.testing.assert_close(late(images), sc.load(tmp_path / "late.spk")(images))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_late_readout_must_read_something(share: float) -> None:
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
+        sc.LateReadout(share)

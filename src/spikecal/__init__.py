@@ -8,6 +8,7 @@ if TYPE_CHECKING:
         BiasCalibration as BiasCalibration,
         BiasShift as BiasShift,
         InitialPotential as InitialPotential,
+        LateReadout as LateReadout,
         NoEffectWarning as NoEffectWarning,
         PotentialCalibration as PotentialCalibration,
         TemporalBias as TemporalBias,
@@ -46,8 +47,8 @@ __version__ = "0.1.0"
 #: The public names by the module that holds them. They are imported when first used: the command line answers
 #: `--help` without waiting for torch.
 _NAMES = {
-    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration TemporalBias "
-    "TunedThreshold WeightCalibration",
+    "calibration": "BiasCalibration BiasShift InitialPotential LateReadout NoEffectWarning PotentialCalibration "
+    "TemporalBias TunedThreshold WeightCalibration",
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .functional import channel_mean, clip_floor_ste
 from .replay import Layer
-from .simulation import Neurons, with_bias
+from .simulation import Neurons, Readout, with_bias
 
 
 class Step(Protocol):
@@ -136,6 +136,25 @@ def _like(wrong: Tensor, threshold: Tensor) -> Tensor:
     """(1, C, ...) summed to the shape of a threshold: one value a channel, or one in all."""
     axes = [d for d, n in enumerate(threshold.shape) if n == 1]
     return wrong[0].sum(axes, keepdim=True) if axes else wrong[0]
+
+
+@dataclass(frozen=True)
+class LateReadout:
+    """An output is the mean current of its last steps: the first `share` of the T steps does not count."""
+
+    share: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"the share of steps that do not count must be in [0, 1), not {self.share}")
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Readout):
+            return
+        skipped = min(int(self.share * layer.T), layer.T - 1)
+        weights = torch.zeros(layer.T, *(1,) * len(layer.segment.site.shape))
+        weights[skipped:] = layer.T / (layer.T - skipped)
+        layer.site = replace(layer.site, weights=weights.to(layer.site.bias))
 
 
 class NoEffectWarning(UserWarning):

@@ -125,7 +125,10 @@ def _site(parts: dict[str, Tensor], delay: Any) -> Site:
 
 def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:
     for name, t in site.tensors().items():
-        torch.broadcast_to(t.to("meta"), (T, *node.shape) if name == "temporal" else node.shape)
+        over_time = name in ("temporal", "weights")
+        torch.broadcast_to(t.to("meta"), (T, *node.shape) if over_time else node.shape)
+        if over_time and len(t) != T:
+            raise ValueError(f"the {name} of {node.name!r} must have a value for each of {T} steps, not {len(t)}")
         if t.dtype != dtype or not torch.isfinite(t).all() or (name == "threshold" and not (t > 0).all()):
             must = "positive and finite" if name == "threshold" else "finite"
             raise ValueError(f"the {name} of {node.name!r} must be {must}, in {dtype}")

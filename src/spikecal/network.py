@@ -16,7 +16,7 @@ from .images import Inputs, fit_inputs
 from .memory import CACHE, CACHE_OF_BITS, block_of_steps, budget, chunk_of_images
 from .recipes import Recipe
 from .replay import LayerStatistics
-from .simulation import Instruction, Neurons, Site, Tap, run_ann, run_snn
+from .simulation import Instruction, Neurons, Readout, Site, Tap, run_ann, run_snn
 
 if TYPE_CHECKING:
     from typing import Self
@@ -70,7 +70,8 @@ class SpikingNetwork:
 
     def running(self, output: int, current: Tensor) -> Tensor:
         """The running mean at one output, (latency, B, ...), from its current, (T, B, ...)."""
-        mean = running_mean(current)
+        site = self.sites[self.graph.outputs[output].name]
+        mean = running_mean(current, site.weights if isinstance(site, Readout) else None)
         waited = mean.new_zeros(self._waits[output], *mean.shape[1:])
         held = mean[-1:].expand(self.latency - len(mean) - len(waited), *mean.shape[1:])
         return torch.cat([waited, mean, held])
@@ -180,7 +181,10 @@ class SpikingNetwork:
         )
 
 
-def running_mean(y: Tensor) -> Tensor:
-    """(T, ...) -> the mean of the first 1, 2, ... T steps."""
-    steps = torch.arange(1, len(y) + 1, dtype=y.dtype, device=y.device)
-    return y.cumsum(0) / steps.view(-1, *(1,) * (y.ndim - 1))
+def running_mean(y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """(T, B, ...) -> the mean of the first 1, 2, ... T steps, 0 if none of them counts.
+
+    weights: (T, ...), of the steps; y is multiplied by them already.
+    """
+    weights = y.new_ones(len(y), *(1,) * (y.ndim - 2)) if weights is None else weights
+    return y.cumsum(0) / weights.cumsum(0).unsqueeze(1).clamp(min=torch.finfo(y.dtype).tiny)

@@ -11,6 +11,7 @@ from .calibration import (
     BiasCalibration,
     BiasShift,
     InitialPotential,
+    LateReadout,
     PotentialCalibration,
     Step,
     TemporalBias,
@@ -33,6 +34,7 @@ _STEPS = {
         ClosedFormWeights,
         TemporalBias,
         TunedThreshold,
+        LateReadout,
     )
 }
 _VERSION = 1

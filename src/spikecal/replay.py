@@ -109,12 +109,10 @@ class Layer:
 
     def output(self, values: Mapping[str, Value]) -> Value:
         """What the site gives: spikes, or the current at an output."""
-        current = site_current(values[self.segment.source], self.site.bias, self.T)  # (T, B, ...)
-        return (
-            fire(current, self.site, packed=True)[0]
-            if isinstance(self.site, Neurons)
-            else Value(current, constant=False)
-        )
+        arriving = values[self.segment.source]
+        if isinstance(self.site, Readout):
+            return Value(self.site.read(arriving, self.T), constant=False)
+        return fire(site_current(arriving, self.site.bias, self.T), self.site, packed=True)[0]
 
     def target(self, part: slice = slice(None)) -> Tensor:
         """The ANN's activations at this site, (B, ...)."""

@@ -49,12 +49,18 @@ class Neurons:
 
 @dataclass(frozen=True)
 class Readout:
-    """An output: it does not fire, its value is the mean current."""
+    """An output: it does not fire, its value is the mean current, perhaps with more weight on some steps."""
 
     bias: Tensor
+    weights: Tensor | None = None  # (T, ...), 1 on average
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Readout:
-        return Readout(fn(self.bias))
+        return Readout(fn(self.bias), None if self.weights is None else fn(self.weights))
+
+    def read(self, value: Value, steps: int, start: int = 0) -> Tensor:
+        """What counts of the current that arrives, (t, B, ...), from step `start` on."""
+        current = site_current(value, self.bias, steps)
+        return current if self.weights is None else current * self.weights[start : start + steps].unsqueeze(1)
 
     def tensors(self) -> dict[str, Tensor]:
         return _tensors(self)
@@ -215,11 +221,11 @@ def run_snn(
     """
     state: State = {}
     constants: dict[str, Value] = {}
-    outputs = [step.node for step in program if isinstance(step.node.op, Output)]
+    outputs = [(step.node.name, sites[step.node.name]) for step in program if isinstance(step.node.op, Output)]
     for start in range(0, T, block or T):
         steps = min(block or T, T - start)
         found = run_steps(program, inputs, steps, state, constants, tap)
-        yield [site_current(found[node.name], sites[node.name].bias, steps) for node in outputs]
+        yield [site.read(found[name], steps, start) for name, site in outputs if isinstance(site, Readout)]
 
 
 def run_steps(
