@@ -13,7 +13,7 @@ import reference
 from spikecal.functional import (
     channel_mean,
     clip_floor,
-    clip_floor_ste,
+    clip_floor_error,
     clipped_relu,
     count_spikes,
     increments,
@@ -175,21 +175,18 @@ def test_channel_mean_equals_the_reference(shape: tuple[int, ...]) -> None:
 values = st.lists(sixteenths(-64, 96), min_size=1, max_size=12)
 
 
-@given(z=values, T=st.integers(1, 9), theta=thresholds, v0=sixteenths(-16, 16))
-def test_straight_through_floor_has_the_value_of_clip_floor(z: list[float], T: int, theta: float, v0: float) -> None:
-    z, theta, v0 = tensor(z), tensor(theta), tensor(v0)
-    assert torch.equal(clip_floor_ste(z, T, theta, v0), clip_floor(z, T, theta, v0))
-
-
-@given(z=values, T=st.integers(1, 9), theta=thresholds, v0=sixteenths(-16, 16))
-def test_straight_through_gradient_is_1_inside_the_clip_and_0_outside(
-    z: list[float], T: int, theta: float, v0: float
+@given(z=values, T=st.integers(1, 9), theta=thresholds, v0=sixteenths(-16, 16), aim=sixteenths(-16, 32))
+def test_clip_floor_error_and_its_straight_through_gradient(
+    z: list[float], T: int, theta: float, v0: float, aim: float
 ) -> None:
     """Eq. 18. The window is on (T z + v0)/θ itself, both ends included, not on its floor."""
-    x = tensor(z).requires_grad_()
-    clip_floor_ste(x, T, tensor(theta), tensor(v0)).sum().backward()
-    u = [(T * value + v0) / theta for value in z]
-    np.testing.assert_allclose(x.grad, [1.0 if 0 <= level <= T else 0.0 for level in u], rtol=1e-12)
+    x, target = tensor(z).requires_grad_(), torch.full((len(z),), aim, dtype=torch.float64)
+    error = clip_floor_error(x, target, T, tensor(theta), tensor(v0))
+    (3 * error).backward()
+    difference = clip_floor(x.detach(), T, tensor(theta), tensor(v0)) - target
+    inside = torch.tensor([0 <= (T * value + v0) / theta <= T for value in z])
+    torch.testing.assert_close(error, difference.square().mean())
+    torch.testing.assert_close(x.grad, 6 * difference * inside / len(z))
 
 
 def test_clipped_relu() -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .functional import channel_mean, clip_floor_ste
+from .functional import channel_mean, clip_floor_error
 from .replay import Layer
 from .simulation import Neurons, Readout, with_bias
 
@@ -220,7 +220,7 @@ class WeightCalibration:
     def _loss(layer: Layer, inputs: dict[str, Tensor], target: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Squared error, summed over the channels, averaged over images and space."""
         z = layer.current(inputs, weights) + layer.site.bias
-        if isinstance(layer.site, Neurons):
-            z = clip_floor_ste(z, layer.T, layer.site.threshold, layer.site.v0)
         channels = target.shape[1:][layer.channel_axis] if target.ndim > 1 else 1
-        return (z - target).square().mean() * channels
+        if isinstance(layer.site, Neurons):
+            return channels * clip_floor_error(z, target, layer.T, layer.site.threshold, layer.site.v0)
+        return channels * (z - target).square().mean()
