@@ -214,3 +214,22 @@ def test_without_the_kernels_torch_does_the_work(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(found, expected)
     finally:
         native.library.cache_clear()
+
+
+@pytest.mark.parametrize("channels", [1, 7, 16, 37, 64, 130])
+def test_counts_are_sums_of_spikes(channels: int, lanes: int) -> None:
+    spikes = random_spikes(9, 2, 3, 5, channels, rate=0.4)  # (T, B, H, W, C)
+    height = torch.rand(channels)
+    torch.testing.assert_close(native.count(native.pack_spikes(spikes), height), spikes.sum(0) * height)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_calibration_on_fused_layers_is_that_of_torch(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (sc.BiasShift(), sc.PotentialCalibration()), delay=delay)
+    x = images("resnet_block")
+    native_net = sc.convert(in_float32("resnet_block"), [x[0]], 6, recipe)
+    monkeypatch.setattr("spikecal.replay.fused", lambda *_: None)
+    other = sc.convert(in_float32("resnet_block"), [x[0]], 6, recipe)
+    for name, site in native_net.sites.items():
+        for key, t in site.tensors().items():
+            torch.testing.assert_close(t, other.sites[name].tensors()[key], rtol=1e-5, atol=1e-5)

@@ -19,7 +19,7 @@ from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
 from .kernels import choose, conv_form, padded_bias, padded_threshold, two
-from .ops import Activation, AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
+from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
 from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
 
@@ -33,8 +33,18 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
     program = snn_program(graph, sites)
     if not is_native(graph, engine):
         return program
-    planner = _Planner(graph, sites, rates, always=engine == "event")
-    return _needed([planner.instruction(step) for step in program])
+    planner = _Planner(graph, _heights(graph, sites), rates, always=engine == "event")
+    return _needed([_instruction(planner, step, sites) for step in program])
+
+
+def fused(graph: Graph, node: Node, neurons: Neurons, given: Mapping[str, Value]) -> _Layer | None:
+    """The neurons of a node, firing on what the given values bring them, as one native layer; None if it is not one."""
+    spikes = {name: v for name, v in given.items() if isinstance(v, PackedSpikes)}
+    if not is_native(graph, "auto") or _height(node, neurons) is None:
+        return None
+    planner = _Planner(graph, {n: v.channel_height for n, v in spikes.items()}, {n: v.rate for n, v in spikes.items()})
+    layer = planner.layer(node, neurons)
+    return layer if all(name in given for name in layer.reads) else None
 
 
 def is_native(graph: Graph, engine: str) -> bool:
@@ -158,40 +168,47 @@ class _Layer:
         return PackedSpikes(fired, self.threshold[:channels], self.node.shape)
 
 
+def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
+    """The height of spikes, (C,), by the node that gives them, where the kernels can take them."""
+    heights: dict[str, Tensor] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, MaxPool | AdaptiveMaxPool):
+            height = heights.get(node.inputs[0]) if is_image(node.shape) else None
+        else:
+            height = _height(node, sites.get(node.name))
+        if height is not None:
+            heights[node.name] = height
+    return heights
+
+
+def _height(node: Node, site: Site | None) -> Tensor | None:
+    if not is_image(node.shape) or not isinstance(site, Neurons) or prod(site.threshold.shape[1:]) != 1:
+        return None
+    if site.temporal is not None and prod(site.temporal.shape[2:]) != 1:
+        return None
+    return site.threshold.reshape(-1).expand(node.shape[0]).contiguous()
+
+
+def _instruction(planner: _Planner, step: Instruction, sites: Mapping[str, Site]) -> Instruction:
+    """The native form of a layer of neurons; anything else stays as it is."""
+    neurons = sites.get(step.node.name)
+    if not isinstance(neurons, Neurons) or step.node.name not in planner.heights:
+        return step
+    layer = planner.layer(step.node, neurons)
+    return replace(step, reads=layer.reads, run=layer.run)
+
+
+@dataclass(frozen=True)
 class _Planner:
     """Finds what can be fused."""
 
-    def __init__(self, graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], always: bool) -> None:
-        self.graph, self.sites, self.rates, self.always = graph, sites, rates, always
-        self.heights: dict[str, Tensor] = {}  # of spikes, (C,), by the node that gives them
-        for node in graph.nodes:
-            height = self._height(node)
-            if height is not None:
-                self.heights[node.name] = height
+    graph: Graph
+    heights: Mapping[str, Tensor]  # of spikes, (C,), by the node that gives them
+    rates: Mapping[str, float]
+    always: bool = False  # by events, also where something else is faster
 
-    def _height(self, node: Node) -> Tensor | None:
-        if not is_image(node.shape):
-            return None
-        if isinstance(node.op, MaxPool | AdaptiveMaxPool):
-            return self.heights.get(node.inputs[0])
-        site = self.sites.get(node.name)
-        if not isinstance(site, Neurons) or prod(site.threshold.shape[1:]) != 1:
-            return None
-        if site.temporal is not None and prod(site.temporal.shape[2:]) != 1:
-            return None
-        return site.threshold.reshape(-1).expand(node.shape[0]).contiguous()
-
-    def instruction(self, step: Instruction) -> Instruction:
-        """The native form of a layer of neurons; anything else stays as it is."""
-        node = step.node
-        if not isinstance(node.op, Activation) or node.name not in self.heights:
-            return step
-        layer = self._layer(node)
-        return replace(step, reads=layer.reads, run=layer.run)
-
-    def _layer(self, node: Node) -> _Layer:
-        neurons = self.sites[node.name]
-        assert isinstance(neurons, Neurons)
+    def layer(self, node: Node, neurons: Neurons) -> _Layer:
+        """Neurons with all that can be fused in front of them."""
         convs: list[_ConvTerm] = []
         shortcut, others = None, []
         for term in self._terms(node.inputs[0]):

@@ -13,10 +13,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .engine import fused
 from .errors import CalibrationError
 from .functional import count_spikes, delayed, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
-from .memory import chunk_of_images, peak_bytes
+from .memory import CACHE, CACHE_OF_BITS, chunk_of_images, peak_bytes
 from .ops import Activation, Conv, Linear
 from .segments import Segment, last_readers, segments
 from .simulation import Neurons, Readout, Site, fire, run_segment, site_current
@@ -78,6 +79,10 @@ class Layer:
         return self._replay.graph
 
     @property
+    def name(self) -> str:
+        return self.segment.site.name
+
+    @property
     def channel_axis(self) -> int:
         return self.graph.channel_axis(self.segment.site)
 
@@ -118,18 +123,31 @@ class Layer:
         """The ANN's activations at this site, (B, ...)."""
         return self._replay.ann[self.segment.site.name][part]
 
+    def outputs(self) -> Iterator[tuple[slice, dict[str, Value], Value]]:
+        """What the site gives for all images, some at a time, and the values of the segment that are kept beside it."""
+        if self._memo is None and isinstance(self.site, Neurons) and self._replay.kept(self.segment) == [self.name]:
+            some = self._replay.values(self.segment, slice(0, 1))
+            layer = fused(self.graph, self.segment.site, self.site, some)
+            if layer is not None:
+                for part in self._replay.parts(self.segment, cache=CACHE_OF_BITS):
+                    values = self._replay.values(self.segment, part)
+                    yield part, {}, layer.run([values[name] for name in layer.reads], self.T, {})
+                return
+        for part, values in self.chunks():
+            yield part, values, self.output(values)
+
     def mean_outputs(self) -> Tensor:
         """What the site gives on average over time, for every image, (N, ...)."""
         found = torch.empty(self.images, *self.segment.site.shape, dtype=self.graph.dtype, device=self.graph.device)
-        for part, values in self.chunks():
-            found[part] = self.output(values).mean()
+        for part, _, output in self.outputs():
+            found[part] = output.mean()
         return found
 
     def mean_error(self) -> Tensor:
         """x − s̄ averaged over all images, in the shape of a sample."""
         total = torch.zeros(self.segment.site.shape, dtype=torch.float64, device=self.graph.device)
-        for part, values in self.chunks():
-            total += (self.target(part) - self.output(values).mean()).sum(0, dtype=torch.float64)
+        for part, _, output in self.outputs():
+            total += (self.target(part) - output.mean()).sum(0, dtype=torch.float64)
         return (total / self._replay.images).to(self.graph.dtype)
 
     @property
@@ -211,9 +229,8 @@ class Replay:
         site, rates, wrong, power = layer.segment.site, 0.0, 0.0, 0.0
         stored: dict[str, Tensor] = {}
         like: dict[str, Value] = {}
-        for part, values in layer.chunks():
-            output, target = layer.output(values), layer.target(part)
-            mean = output.mean()
+        for part, values, output in layer.outputs():
+            target, mean = layer.target(part), output.mean()
             wrong += float((target - mean).square().sum(dtype=torch.float64))
             power += float(target.square().sum(dtype=torch.float64))
             rates += 0.0 if output.height is None else float((mean / output.height).sum(dtype=torch.float64))
@@ -235,7 +252,7 @@ class Replay:
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:
         return {name: self.store[name].images(part, self.T) for name in segment.frontier}
 
-    def parts(self, segment: Segment, steps: int | None = None, beside: int = 0) -> list[slice]:
+    def parts(self, segment: Segment, steps: int | None = None, beside: int = 0, cache: int = CACHE) -> list[slice]:
         """The images in chunks that fit into what the cached trains, and bytes beside them, leave of the budget."""
         free = self.memory * 3 // 4 - self.cached_bytes(segment) - beside  # a quarter is for currents that are kept
         nodes = (*segment.nodes, segment.site)
@@ -246,7 +263,7 @@ class Replay:
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
                 f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
             )
-        size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes)
+        size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes, cache=cache)
         return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]
 
     def holds(self, names: set[str]) -> bool:

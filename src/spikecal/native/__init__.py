@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INTERFACE = 1
+INTERFACE = 2
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -87,7 +87,7 @@ def library() -> Any:
     lib.spikecal_pack.restype = None
     lib.spikecal_unpack.argtypes = (c_void_p, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_unpack.restype = None
-    lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p)
+    lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
@@ -128,7 +128,15 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
     """(T, ..., words) -> (..., C): how often each neuron fires, times the height (C,) of its channel."""
     counts = torch.empty(*bits.shape[1:-1], len(height))
     pixels = counts.numel() // len(height)
-    library().spikecal_count(bits.data_ptr(), len(bits), pixels, len(height), height.data_ptr(), counts.data_ptr())
+    library().spikecal_count(
+        bits.data_ptr(),
+        len(bits),
+        pixels,
+        len(height),
+        height.data_ptr(),
+        counts.data_ptr(),
+        torch.get_num_threads(),
+    )
     return counts
 
 

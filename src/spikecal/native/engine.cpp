@@ -36,6 +36,11 @@ void share(int tasks, int threads, const std::function<void(int)>& work) {
   for (auto& other : others) other.join();
 }
 
+void share_pixels(size_t pixels, int threads, const std::function<void(size_t, size_t)>& work) {
+  const int parts = (int)std::min<size_t>(pixels, (size_t)threads * 4);
+  share(parts, threads, [&](int part) { work(pixels * part / parts, pixels * (part + 1) / parts); });
+}
+
 uint32_t count_events(const Conv& c, const uint64_t* image) {
   const int size = words(c.in_channels);
   uint32_t total = 0;
@@ -69,7 +74,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 1; }
+EXPORT int spikecal_interface() { return 2; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -86,26 +91,18 @@ EXPORT void spikecal_pack(const Conv* c, int out_channels, const float* weight, 
 // Bits of `pixels` pixels -> floats, 0 or the height of the channel; channels-last, not padded.
 EXPORT void spikecal_unpack(const uint64_t* spikes, size_t pixels, int channels, const float* height, float* dense,
                      int threads) {
-  const int parts = (int)std::min<size_t>(pixels, (size_t)threads * 4);
-  share(parts, threads, [&](int part) {
-    const size_t from = pixels * part / parts, to = pixels * (part + 1) / parts;
+  share_pixels(pixels, threads, [&](size_t from, size_t to) {
     kernels->unpack(spikes + from * words(channels), to - from, channels, height, dense + from * channels);
   });
 }
 
 // How often each neuron fires in T steps: [T][neurons as bits] -> [pixels][channels], times the height.
 EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int channels, const float* height,
-                           float* counts) {
-  const int size = words(channels);
-  for (size_t q = 0; q < pixels; ++q, counts += channels) {
-    std::memset(counts, 0, channels * sizeof(float));
-    for (int t = 0; t < T; ++t) {
-      const uint64_t* pixel = spikes + ((size_t)t * pixels + q) * size;
-      for (int w = 0; w < size; ++w)
-        for (uint64_t bits = pixel[w]; bits; bits &= bits - 1) counts[w * 64 + __builtin_ctzll(bits)] += 1.0f;
-    }
-    for (int c = 0; c < channels; ++c) counts[c] *= height[c];
-  }
+                           float* counts, int threads) {
+  const size_t size = words(channels);
+  share_pixels(pixels, threads, [&](size_t from, size_t to) {
+    kernels->count(spikes + from * size, T, pixels * size, to - from, channels, height, counts + from * channels);
+  });
 }
 
 // Floats -> bits: every value but 0 is a spike.

@@ -180,6 +180,26 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
   }
 }
 
+// How often each neuron of some pixels fires in T steps, times the height; `stride`: words from step to step.
+static void count(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
+                  float* counts) {
+  const int size = words(channels), whole = channels / LANES * LANES;
+  const Vec one = (Vec){} + 1.0f;
+  for (size_t q = 0; q < pixels; ++q, spikes += size, counts += channels) {
+    int c = 0;
+    for (; c < whole; c += LANES) {
+      Vec sum = {};
+      for (int t = 0; t < T; ++t) sum += keep(one, bits_at(spikes + t * stride, c));
+      store(counts + c, sum * load(height + c));
+    }
+    for (; c < channels; ++c) {
+      int sum = 0;
+      for (int t = 0; t < T; ++t) sum += spikes[t * stride + c / 64] >> c % 64 & 1;
+      counts[c] = (float)sum * height[c];
+    }
+  }
+}
+
 static void list(const Conv& c, int out_channels, int t, int n, int N, Events events) {
   const int size = words(c.in_channels), inputs = c.in_channels / c.groups, step = span(c, out_channels);
   const uint64_t* image = c.spikes + (size_t)(t * (size_t)N + n) * c.in_h * c.in_w * size;
@@ -526,7 +546,7 @@ static void rows(const Layer& l, const Events* events, int n, int block, int fro
 #define JOIN(a, b) a##b
 #define FACTORY(name) JOIN(kernels_, name)
 const Kernels* FACTORY(NAME)() {
-  static const Kernels all = {LANES, NAME::packed_floats, NAME::pack, NAME::blocks, NAME::unpack, NAME::list, NAME::rows};
+  static const Kernels all = {LANES, NAME::packed_floats, NAME::pack, NAME::blocks, NAME::unpack, NAME::count, NAME::list, NAME::rows};
   return &all;
 }
 

@@ -65,6 +65,8 @@ struct Kernels {
   void (*pack)(const Conv&, int out_channels, const float* weight, const float* height, float* packed);
   int (*blocks)(const Layer&);
   void (*unpack)(const uint64_t* spikes, size_t pixels, int channels, const float* height, float* dense);
+  void (*count)(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
+                float* counts);
   void (*list)(const Conv&, int out_channels, int t, int n, int N, Events);
   void (*rows)(const Layer&, const Events* events, int n, int block, int from, int to, const Scratch&);
 };
