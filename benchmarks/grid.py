@@ -69,6 +69,7 @@ class Grid:
     recipes: Mapping[str, sc.Recipe]
     networks: Sequence[str]
     times: Sequence[int]
+    seeds: Sequence[int] = (0, 1, 2)
     page: Path = ROOT.parent / "docs" / "results.md"
 
     @property
@@ -176,7 +177,7 @@ class Grid:
             "--recipes", nargs="+", default=list(self.recipes), choices=list(self.recipes), metavar="RECIPE"
         )
         parser.add_argument("--T", nargs="+", type=int, default=self.times)
-        parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+        parser.add_argument("--seeds", nargs="+", type=int, default=self.seeds)
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
         parser.add_argument("--table", action="store_true", help="only write the tables of what is known")
         options = parser.parse_args()

@@ -9,7 +9,6 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import hypothesis
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,10 +21,6 @@ from spikecal.preparation import prepare
 from spikecal.simulation import Neurons
 from spikecal.values import Value
 from zoo import example, make
-
-# A shared, slow machine says nothing about the code: property tests have no time limit.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("patient")
 
 State = dict[str, Any]
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .errors import CalibrationError
 from .functional import channel_mean, clip_floor_error
 from .replay import Layer
 from .simulation import Neurons, Readout, with_bias
@@ -95,6 +96,8 @@ class TemporalBias:
     @staticmethod
     def _correct(temporal: Tensor, rate: float, target: Tensor, current: Tensor, layer: Layer) -> None:
         assert isinstance(layer.site, Neurons)
+        if layer.site.signed:
+            raise CalibrationError("temporal bias is made for binary spikes; leave it out of a recipe with signed=True")
         theta, v = layer.site.threshold, layer.site.v0
         for t in range(layer.T):
             v = v + current[t] + temporal[t]

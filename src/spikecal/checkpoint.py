@@ -43,6 +43,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
         "preprocessing": snn.preprocessing,
         "delays": {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)},
+        "signed": [name for name, site in snn.sites.items() if isinstance(site, Neurons) and site.signed],
         "tensors": names,
     }
     text = json.dumps(header)
@@ -96,7 +97,12 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
         raise ValueError(f"T is {header['T']!r}")
     if len(graph.precisions | source.precisions) > 1:
         raise ValueError("its tensors are of several precisions")
-    sites = {n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name)) for n in graph.nodes if n.is_site}
+    signed = set(header.get("signed", []))
+    sites = {
+        n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name), n.name in signed)
+        for n in graph.nodes
+        if n.is_site
+    }
     for node in (n for n in graph.nodes if n.is_site):
         if isinstance(sites[node.name], Readout) == (node in graph.neurons):
             raise ValueError(f"the parameters of {node.name!r} do not fit its kind")
@@ -115,12 +121,12 @@ def _check_preprocessing(found: Any) -> None:
         raise ValueError(f"its preprocessing is {found!r}")
 
 
-def _site(parts: dict[str, Tensor], delay: Any) -> Site:
+def _site(parts: dict[str, Tensor], delay: Any, signed: bool) -> Site:
     if "threshold" not in parts:
         return Readout(**parts)
     if not isinstance(delay, int) or delay < 0:
         raise ValueError(f"a firing delay is {delay!r}")
-    return replace(Neurons(**parts), delay=delay)  # type: ignore[arg-type]
+    return replace(Neurons(**parts), delay=delay, signed=signed)  # type: ignore[arg-type]
 
 
 def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:

@@ -118,12 +118,13 @@ def calibrate(
     progress: bool = False,
 ) -> SpikingNetwork:
     """Layer by layer: replay the segment on the spikes of the layers before it, correct it, fire (Algorithm 1)."""
-    replay = Replay(ann, images, T, memory)
+    replay = Replay(ann, images, T, memory, recipe.signed)
     sites, statistics = dict[str, Site](), dict[str, LayerStatistics]()
     for segment in track(replay.segments, "calibrating", len(replay.segments), progress):
         node = segment.site
         try:
-            layer = replay.layer(segment, initial_site(node, thresholds.get(node.name), ann, recipe.delay))
+            site = initial_site(node, thresholds.get(node.name), ann, recipe.delay, recipe.signed)
+            layer = replay.layer(segment, site)
             for step in recipe.steps:
                 step.apply(layer)
             statistics[node.name] = replay.finish(layer)

@@ -184,7 +184,7 @@ def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
 def _height(node: Node, site: Site | None) -> Tensor | None:
     if not is_image(node.shape) or not isinstance(site, Neurons) or prod(site.threshold.shape[1:]) != 1:
         return None
-    if site.temporal is not None and prod(site.temporal.shape[2:]) != 1:
+    if site.signed or (site.temporal is not None and prod(site.temporal.shape[2:]) != 1):
         return None
     return site.threshold.reshape(-1).expand(node.shape[0]).contiguous()
 

@@ -128,7 +128,7 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
 
 
 def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
-    (ys,) = snn.currents(images, lambda node, value: _add_spikes(sums, node, value, snn.T))  # (T, B, classes)
+    (ys,) = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))  # (T, B, classes)
     (z,) = run_ann(snn.source, images, lambda node, value: _compare(snn, sums, node, value))  # (B, classes)
     answers, ann = snn.running(0, ys).argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
     sums.images += len(ann)
@@ -140,12 +140,15 @@ def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], lab
         sums.right_ann += int((ann == labels).sum())
 
 
-def _add_spikes(sums: _Sums, node: Node, value: Value, T: int) -> None:
+def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None:
     if not isinstance(node.op, Activation):
         return
     layer = sums.layers[node.name]
-    part = value.mean() * (value.steps / T)  # (B, C, ...)
-    layer.mean = part if layer.mean is None else layer.mean + part
+    site = snn.sites[node.name]
+    assert isinstance(site, Neurons)
+    mean, share = value.mean(), value.steps / snn.T  # (B, C, ...)
+    layer.rates += float(site.rate(value, mean).sum(dtype=torch.float64)) * share
+    layer.mean = mean * share if layer.mean is None else layer.mean + mean * share
 
 
 def _compare(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None:
@@ -155,7 +158,6 @@ def _compare(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None
     assert layer.mean is not None and isinstance(site, Neurons)
     layer.wrong += float((value.data - layer.mean).square().sum(dtype=torch.float64))
     layer.power += float(value.data.square().sum(dtype=torch.float64))
-    layer.rates += float((layer.mean / site.threshold).sum(dtype=torch.float64))
     fired = (layer.mean > 0).any(0)
     layer.fired = fired if layer.fired is None else layer.fired | fired
     layer.mean = None

@@ -68,6 +68,20 @@ def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[T
     return spikes, v
 
 
+def signed_integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with signed neurons with memory: −θ where v ≤ −θ, if the neuron has fired more often up than down."""
+    spikes = torch.empty_like(current)  # (T, B, ...)
+    v = torch.empty_like(current[0]).copy_(v)  # (B, ...)
+    given = torch.zeros_like(v)  # spikes up minus spikes down
+    for t in range(len(current)):
+        v += current[t]
+        sign = (v >= threshold).to(v.dtype) - ((v <= -threshold) & (given > 0)).to(v.dtype)
+        given += sign
+        spikes[t] = sign * threshold
+        v -= spikes[t]
+    return spikes, v
+
+
 def delayed(current: Tensor, delay: int) -> Tensor:
     """What neurons see that begin to fire `delay` steps after their input begins: (T, B, ...) -> (T, B, ...).
 

@@ -48,6 +48,7 @@ class Recipe:
     pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
     threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
     delay: every layer begins to fire this many steps after its input begins; the latency grows, the spikes do not.
+    signed: neurons may take a spike back by a negative one, so spikes are no longer binary.
     """
 
     threshold: ThresholdRule
@@ -57,6 +58,7 @@ class Recipe:
     threshold_images: int = 1024
     calibration_images: int = 128
     delay: int = 0
+    signed: bool = False
 
     def __post_init__(self) -> None:
         _check_part(self.threshold, "accumulator", "threshold rule")

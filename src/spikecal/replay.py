@@ -203,8 +203,9 @@ class Layer:
 class Replay:
     """Carries the calibration images through the network, one segment after the other."""
 
-    def __init__(self, ann: Graph, inputs: Sequence[Tensor], T: int, memory: int) -> None:
+    def __init__(self, ann: Graph, inputs: Sequence[Tensor], T: int, memory: int, signed: bool = False) -> None:
         self.ann_graph, self.graph, self.T, self.memory = ann, ann, T, memory
+        self.signed = signed  # spikes of two signs are kept as floats
         self.images = len(inputs[0])
         self.segments = segments(ann)
         self._last = last_readers(self.segments)
@@ -233,7 +234,8 @@ class Replay:
             target, mean = layer.target(part), output.mean()
             wrong += float((target - mean).square().sum(dtype=torch.float64))
             power += float(target.square().sum(dtype=torch.float64))
-            rates += 0.0 if output.height is None else float((mean / output.height).sum(dtype=torch.float64))
+            if isinstance(layer.site, Neurons):
+                rates += float(layer.site.rate(output, mean).sum(dtype=torch.float64))
             values = {**values, site.name: output}
             for name in self.kept(layer.segment):
                 value = values[name]
@@ -278,7 +280,7 @@ class Replay:
 
     def _bytes(self, node: Node) -> int:
         item = self.graph.dtype.itemsize
-        if not isinstance(node.op, Activation):
+        if not isinstance(node.op, Activation) or self.signed:
             return prod(node.shape) * self.images * (self.T + 1) * item
         channels = node.shape[0] if node.shape else 1
         rounded = 64 * -(-channels // 64) / channels  # bits of channels come in words
@@ -321,7 +323,7 @@ def _resized(data: Tensor, axis: int, size: int) -> Tensor:
     return empty.permute([outermost_first.index(d) for d in range(data.ndim)])
 
 
-def initial_site(node: Node, threshold: Tensor | None, graph: Graph, delay: int = 0) -> Site:
+def initial_site(node: Node, threshold: Tensor | None, graph: Graph, delay: int = 0, signed: bool = False) -> Site:
     """A site before calibration: no bias, no initial potential."""
     zero = torch.zeros((1,) * len(node.shape), dtype=graph.dtype, device=graph.device)
-    return Readout(zero) if threshold is None else Neurons(threshold, zero, zero, delay=delay)
+    return Readout(zero) if threshold is None else Neurons(threshold, zero, zero, delay=delay, signed=signed)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .functional import delayed, increments, integrate_and_fire
+from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
 from .kernels import can_scan, convolve, scan
 from .ops import Activation, Conv, Input, Linear, Max, Output, Peak
@@ -33,6 +33,7 @@ class Neurons:
     bias: Tensor  # a constant current on top of what arrives
     temporal: Tensor | None = None  # (T, ...), a current of its own at every step
     delay: int = 0  # firing begins this many steps after input does, and lasts as long
+    signed: bool = False  # a spike may be taken back by a negative one
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Neurons:
         temporal = None if self.temporal is None else fn(self.temporal)
@@ -44,7 +45,11 @@ class Neurons:
     @property
     def needs_all_steps(self) -> bool:
         """Whether the steps cannot be taken some at a time."""
-        return self.delay > 0 or self.temporal is not None
+        return self.delay > 0 or self.temporal is not None or self.signed
+
+    def rate(self, spikes: Value, mean: Tensor) -> Tensor:
+        """Spikes per step, of either sign, (B, ...), whose mean over time is known."""
+        return (mean_over_time(spikes.data.abs()) if self.signed else mean) / self.threshold
 
 
 @dataclass(frozen=True)
@@ -150,13 +155,14 @@ def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: boo
     `packed`: as bits, where the native kernels can.
     """
     note_work(neurons=current.shape[0] * current.shape[1])
-    if packed and v is None and can_scan(current, neurons.threshold, neurons.temporal):
+    if packed and v is None and not neurons.signed and can_scan(current, neurons.threshold, neurons.temporal):
         return scan(current, neurons.threshold, neurons.v0, neurons.temporal, neurons.delay)
     current = delayed(current, neurons.delay)
     if neurons.temporal is not None:
         current = current + neurons.temporal.unsqueeze(1)
-    spikes, v = integrate_and_fire(current, neurons.threshold, neurons.v0 if v is None else v)
-    return Value(spikes, constant=False, height=neurons.threshold), v
+    simulate = signed_integrate_and_fire if neurons.signed else integrate_and_fire
+    spikes, v = simulate(current, neurons.threshold, neurons.v0 if v is None else v)
+    return Value(spikes, constant=False, height=None if neurons.signed else neurons.threshold), v
 
 
 def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], steps: int) -> dict[str, Value]:
