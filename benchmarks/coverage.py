@@ -198,7 +198,7 @@ def judge(model: nn.Module, x: Tensor) -> Row:
         row |= attempt(model, x)
     except sc.UnsupportedModelError as e:
         row |= {"outcome": "refused", "places": len(e.refusals), "refused": _counts(r.what for r in e.refusals)}
-        row["unlisted"] = len(unlisted(calls, e.refusals))
+        row["unlisted"] = len(unlisted(model, calls, e.refusals))
         row["note"] = "" if e.refusals else _message(e)
     except Exception as e:
         row |= {"outcome": "failed", "note": f"{_message(e)} at {_innermost(e)}"}
@@ -228,13 +228,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
-def unlisted(calls: Iterable[NonLinear], refusals: Iterable[sc.errors.Refusal]) -> set[str]:
-    """The modules with a non-linearity of which a refusal says nothing."""
+def unlisted(model: nn.Module, calls: Iterable[NonLinear], refusals: Iterable[sc.errors.Refusal]) -> set[str]:
+    """The modules with a non-linearity of which a refusal says nothing, under none of their names."""
     named: set[str] = set()
     for refusal in refusals:
         path = refusal.where.partition(" (")[0]
         named |= {path, *(path.removesuffix(call).rstrip(".") for call in (refusal.what, "forward"))}
-    return {call.module for call in calls} - named
+    modules = dict(model.named_modules(remove_duplicate=False))
+    listed = {id(modules[path]) for path in named if path in modules}
+    return {call.module for call in calls if call.module not in named and id(modules[call.module]) not in listed}
 
 
 def _counts(words: Iterable[str]) -> str:

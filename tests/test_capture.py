@@ -235,6 +235,21 @@ def test_the_positions_of_maxima_are_refused() -> None:
         capture(Unpooling(), [torch.randn(2, 3)])
 
 
+def test_a_recurrent_layer_is_refused() -> None:
+    """Its initial state is a tensor whose batch is not dimension 0."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x)[0][:, -1].relu())
+
+    with pytest.raises(sc.UnsupportedModelError, match="lstm at cell"):
+        capture(Recurrent(), [torch.randn(2, 7, 4)])
+
+
 @pytest.mark.parametrize("name", ["no_activation", "no_activation_but_of_a_constant"])
 def test_a_net_without_activation_is_refused(name: str) -> None:
     with pytest.raises(sc.UnsupportedModelError, match="no activation to convert: it needs at least one ReLU"):

@@ -118,6 +118,29 @@ def test_verdicts(coverage: ModuleType) -> None:
     assert not coverage.is_right({**gated, "unlisted": "1"})
 
 
+def test_padding_for_a_maximum_is_no_non_linearity(coverage: ModuleType) -> None:
+    class Padded(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=float("-inf")), 3, 2))
+
+    found = row(coverage, Padded())
+    assert (found["outcome"], found["nonlinear"]) == ("converted", "")
+
+
+def test_a_module_of_two_names_is_listed_under_either(coverage: ModuleType) -> None:
+    class Shared(Gated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.GELU()
+            self.b = nn.ModuleList([self.a])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b[0](self.conv(x)).mean((2, 3))
+
+    found = row(coverage, Shared())
+    assert (found["refused"], found["unlisted"]) == ("gelu 1", "0")
+
+
 def test_a_crash_is_told_apart_from_a_refusal(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any, **__: Any) -> None:
         raise KeyError("nodes")

@@ -461,6 +461,9 @@ def _constant(c: Call, value: Tensor, anchor: str) -> str:
 @_rule(aten.zeros.default, aten.ones.default, aten.full.default, aten.new_zeros.default, aten.new_ones.default)
 @_rule(aten.new_full.default)
 def _filled(c: Call) -> str:
+    batch, *sizes = c.out.shape
+    if batch != c.importer.batch or not all(isinstance(size, int) for size in sizes):
+        raise Refuse("it makes a tensor whose first dimension is not the batch; keep dimension 0 the batch")
     name = op_name(c.node)
     fill = c["fill_value"] if "full" in name else float("ones" in name)
     anchor = c.importer.nodes[0].name
