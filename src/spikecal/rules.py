@@ -68,6 +68,7 @@ class Importer(Protocol):
 
     nodes: list[Node]
     tensors: dict[str, Tensor]
+    batch: Any  # the size of dimension 0 of all inputs, a symbol
 
     def add(self, op: Op, inputs: tuple[str, ...], node: fx.Node, shape: Any = None) -> str:
         """Add a node and return its name."""
