@@ -9,7 +9,7 @@ bound and maxima over a window are known by name and let pass: they are what spi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,30 @@ class NonLinear:
 
 def nonlinear_calls(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[list[NonLinear], int]:
     """Such calls in the order of the forward pass; and how many rectifiers and window maxima there are beside them."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _paths(model) as path, _Watch(inputs, path) as watch:
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.no_grad())
+        watch = stack.enter_context(_Watch(inputs, stack.enter_context(_paths(model))))
+        stack.enter_context(_noticed(watch))
         model(*inputs)
     return watch.found, watch.rectifiers
+
+
+@contextmanager
+def _noticed(watch: _Watch) -> Any:
+    """What leaves torch for numpy is out of sight, and counts as a non-linearity."""
+    numpy = Tensor.numpy
+
+    def notice(x: Tensor, **options: Any) -> Any:
+        if watch._depends(x):
+            watch.found.append(NonLinear("numpy", watch.path[-1] if watch.path else ""))
+        return numpy(x, **options)
+
+    Tensor.numpy = notice  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.numpy = numpy  # type: ignore[method-assign]
 
 
 @contextmanager

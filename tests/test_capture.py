@@ -516,3 +516,65 @@ def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
         sc.convert(tmp_path / "other.pt2", example("mlp"))
     with pytest.raises(sc.UnsupportedModelError, match=r"net.pth: a model file must end in .pt2, .onnx, .spk"):
         sc.convert(tmp_path / "net.pth", example("mlp"))
+
+
+# ---------------------------------------------------------------------- what depends on the images
+
+
+class Asking(nn.Module):
+    """A convolution, and what a function makes of it."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.conv, self.linear, self.function = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(12, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def rows(net: Asking, x: Tensor) -> Tensor:
+    return net.linear(x[:, :, 0, :4].flatten(1)).relu()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda s, x: torch.cond(x.mean() > 0, lambda y: y.relu(), lambda y: y * 1.0, (s.conv(x),)), "no control flow"),
+        (lambda s, x: (y := s.conv(x).relu())[y.mean((1, 2, 3)) > 0], "index at index"),
+        (lambda s, x: torch.where(s.conv(x) > 0, torch.ones(()), torch.zeros(())), "a choice between values"),
+        (lambda s, x: F.max_pool1d(rows(s, x), 2), r"no axis of channels.*x.unsqueeze\(1\)"),
+        (lambda s, x: F.avg_pool1d(rows(s, x), 2), "no axis of channels"),
+        (lambda s, x: F.adaptive_max_pool1d(rows(s, x), 4), "no axis of channels"),
+        (lambda s, x: F.adaptive_avg_pool1d(rows(s, x), 4), "no axis of channels"),
+        (lambda s, x: torch.maximum(s.conv(x), x[:, :1].relu()), "of different shape"),
+    ],
+    ids=["cond", "mask", "where", "max_pool", "avg_pool", "adaptive_max", "adaptive_avg", "maximum"],
+)
+def test_what_only_the_images_decide_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=message) as e:
+        capture(Asking(function).eval(), [torch.randn(2, 3, 8, 8)])
+    assert e.value.refusals
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, x: s.conv(x).clip(min=0).mean((2, 3)),
+        lambda s, x: torch.max(s.conv(x).relu(), s.conv(-x).relu()).mean((2, 3)),
+    ],
+    ids=["clip", "larger_of_two"],
+)
+def test_other_spellings_are_understood(function: Any) -> None:
+    net, x = Asking(function).eval(), torch.randn(4, 3, 8, 8)
+    snn = sc.convert(net, [x], 32)
+    torch.testing.assert_close(snn.ann(x), net(x).detach(), rtol=1e-5, atol=1e-5)
+    assert float((snn(x) - snn.ann(x)).abs().max()) < 0.1
+
+
+def test_programs_of_torch_export() -> None:
+    net, x, batch = Asking(lambda s, x: s.conv(x).relu()).eval(), torch.randn(2, 3, 8, 8), torch.export.Dim("batch")
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(sc.convert(program.module(), [x], 2).ann(x), net(x).detach())
+    free = torch.export.export(net, (x,), dynamic_shapes=({0: batch, 2: torch.export.Dim("height", min=4)},))
+    with pytest.raises(sc.UnsupportedModelError, match="export it with a fixed image size and only the batch free"):
+        sc.convert(free, [x], 2)

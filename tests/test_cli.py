@@ -348,7 +348,8 @@ def small_state() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["safetensors", "plain", "state_dict", "net", "module", "nested", "lightning", "old"]
+    "layout",
+    ["safetensors", "plain", "state_dict", "net", "module", "nested", "lightning", "old", "averaged", "ema", "beside"],
 )
 def test_weights_arrive_in_the_network(folder: Path, layout: str) -> None:
     state = small_state()
@@ -365,6 +366,9 @@ def test_weights_arrive_in_the_network(folder: Path, layout: str) -> None:
             "nested": {"model": {"state_dict": prefixed}},
             "lightning": {"state_dict": {f"model.{name}": t for name, t in state.items()}, "epoch": 3},
             "old": {name: t for name, t in state.items() if "num_batches" not in name},
+            "averaged": {"n_averaged": torch.tensor(3), **prefixed},
+            "ema": {"state_dict_ema": state, "args": [1]},
+            "beside": {**state, "version": 2},
         }
         torch.save(wrapped[layout], path)
     options = ("--data", "data.npz", "-T", 1, "--recipe", "max_activation", "-o", "weighted.spk")

@@ -424,3 +424,32 @@ def test_a_network_as_one_activation_is_enough() -> None:
     snn = sc.convert(nn.ReLU(), x, 8, "max_activation")
     assert snn.ann(x).tolist() == [[0.0, 0.5], [1.0, 2.0]]
     torch.testing.assert_close(snn(x), snn.ann(x), rtol=2e-5, atol=0)
+
+
+# ---------------------------------------------------------------------- models in the clothes of training
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["parallel", "compiled"])
+def test_wrappers_of_training_are_taken_off(wrap: Any) -> None:
+    net, x = small(), torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(sc.convert(wrap(net), [x], 2).ann(x), net(x).detach())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: torch.jit.trace(small(), torch.randn(1, 1, 8, 8)), "TorchScript cannot be captured"),
+        (lambda: small().state_dict(), "build the module and load these weights into it"),
+        (lambda: "net.pth", "net.pth: a model file must end in .*; this one holds weights"),
+    ],
+    ids=["script", "weights", "file"],
+)
+def test_what_is_no_module_is_told_so(model: Any, message: str) -> None:
+    with pytest.raises(sc.UnsupportedModelError, match=message):
+        sc.convert(model(), [torch.randn(4, 1, 8, 8)], 2)

@@ -127,6 +127,15 @@ def test_padding_for_a_maximum_is_no_non_linearity(coverage: ModuleType) -> None
     assert (found["outcome"], found["nonlinear"]) == ("converted", "")
 
 
+def test_what_leaves_torch_is_noticed(coverage: ModuleType) -> None:
+    class Leaving(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float(x.numpy().max())
+
+    found = row(coverage, Leaving())
+    assert (found["outcome"], found["nonlinear"], found["unlisted"]) == ("refused", "numpy 1", "0")
+
+
 def test_a_module_of_two_names_is_listed_under_either(coverage: ModuleType) -> None:
     class Shared(Gated):
         def __init__(self) -> None:

@@ -308,7 +308,7 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "match"),
     [
-        ({"images": np.zeros((2, 1, 4, 4))}, "has no array 'x', only images: save it with np.savez"),
+        ({"images": np.zeros((2, 1, 4, 4))}, "has no array 'x', only images: name another split, or add it"),
         ({"x": np.zeros((2, 32, 32, 3))}, r"channels last, \(2, 32, 32, 3\): save x.transpose\(0, 3, 1, 2\)"),
         ({"x": np.zeros((2, 4, 4))}, r"has shape \(2, 4, 4\): it must be \(N, C, H, W\)"),
         ({"x": np.zeros((0, 1, 4, 4))}, r"has shape \(0, 1, 4, 4\)"),

@@ -194,5 +194,5 @@ def test_images_that_do_not_fit_are_refused(tiny: sc.SpikingNetwork) -> None:
 
 @pytest.mark.parametrize("name", ["dict_output", "two_inputs_two_outputs", "unet", "scalar_output"])
 def test_a_network_that_is_no_classifier_is_refused(name: str) -> None:
-    with pytest.raises(sc.DataError, match="one output of class scores"):
+    with pytest.raises(sc.DataError, match="scores of two or more classes"):
         sc.evaluate(converted(name), [inputs(name, 2)])

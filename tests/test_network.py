@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -315,3 +317,17 @@ def test_a_network_from_a_float32_model_runs_in_float32() -> None:
     (y,) = (snn(*inputs("mlp", 2)),)
     assert isinstance(y, Tensor)
     assert y.dtype == torch.float32
+
+
+def test_a_network_that_has_run_can_be_copied_and_pickled() -> None:
+    snn, x = copy.deepcopy(converted("resnet_block")).float(), [t.float() for t in inputs("resnet_block", 3)]
+    expected = snn(*x)
+    assert torch.equal(copy.deepcopy(snn)(*x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(snn))(*x), expected)
+
+
+def test_an_engine_that_does_not_exist_is_refused_at_once() -> None:
+    snn = copy.copy(converted("mlp"))
+    with pytest.raises(sc.CalibrationError, match="there is no engine 'fast'; choose one of auto, dense, event"):
+        snn.engine = "fast"
+    assert snn.engine == "auto"

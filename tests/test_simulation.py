@@ -15,6 +15,7 @@ import reference
 import spikecal as sc
 import zoo
 from helpers import converted, dense_graph, distance, inputs, neuron_dict, shell, spike_trains
+from spikecal import simulation
 from spikecal.capture import capture
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation, Conv, Input, Linear, Output, Peak
@@ -226,3 +227,43 @@ def test_work_is_counted_only_inside_the_block() -> None:
             snn(*x)
     snn(*x)
     assert inner.node_steps == outer.node_steps == once > 0
+
+
+# ---------------------------------------------------------------------- maxima behind what only moves spikes
+
+
+class Moved(nn.Module):
+    def __init__(self, move: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.move = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1), move
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = self.move(self.a(x).relu(), self.b(x).relu())
+        return F.max_pool2d(moved, 3, 2, 1).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda a, b: a,
+        lambda a, b: torch.cat([a, b], 1),
+        lambda a, b: F.pad(a, (1, 1, 1, 1)),
+        lambda a, b: a[:, 1:3],
+        lambda a, b: F.channel_shuffle(a, 2),
+        lambda a, b: F.interpolate(a, scale_factor=2),
+        lambda a, b: F.max_pool2d(torch.cat([b, a], 1), 2),
+    ],
+    ids=["plain", "concat", "pad", "slice", "shuffle", "upsample", "pool of pool"],
+)
+def test_a_max_pool_of_spikes_gives_spikes(move: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pooled: list[Value] = []
+    peak = simulation._peak
+    monkeypatch.setattr(simulation, "_peak", lambda *arguments: pooled.append(peak(*arguments)) or pooled[-1])
+    x = torch.randn(6, 3, 8, 8)
+    snn = sc.convert(Moved(move).eval(), [x], 16)
+    pooled.clear()
+    snn(x)
+    assert pooled
+    for value in pooled:
+        for channel in value.data.unbind(2):
+            assert channel.unique().numel() <= 2  # 0 and the threshold, to the last bit

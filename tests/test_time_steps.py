@@ -81,7 +81,10 @@ def test_what_cannot_be_searched_is_refused(arguments: dict, message: str, image
         sc.find_T(**{"model": digits_net(), "batches": [images], **arguments})
 
 
-def test_without_class_scores_there_is_no_agreement() -> None:
-    pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 1))
-    with pytest.raises(sc.CalibrationError, match="one output of class scores"):
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_without_class_scores_there_is_no_agreement(outputs: int) -> None:
+    """A map of scores has no answer, and of a single score every answer agrees."""
+    head = nn.Conv2d(2, 1, 1) if outputs == 2 else nn.Sequential(nn.Flatten(), nn.Linear(32, 1))
+    pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), head)
+    with pytest.raises(sc.CalibrationError, match="one output, scores of two or more classes"):
         sc.find_T(pixels, [torch.randn(8, 1, 6, 6)])

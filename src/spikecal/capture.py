@@ -13,7 +13,7 @@ import operator
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -35,6 +35,7 @@ from .rules import (
     REMEDIES,
     RULES,
     Call,
+    Comparison,
     Refuse,
     call_site,
     is_users_code,
@@ -171,7 +172,8 @@ def _quiet() -> Iterator[None]:
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode; afterwards every module is as it was."""
     training = [m for m in model.modules() if m.training]
-    model.eval()
+    with suppress(NotImplementedError):  # the module of an exported program has no modes
+        model.eval()
     try:
         yield
     finally:
@@ -219,12 +221,17 @@ class _Importer:
         if not isinstance(value, Tensor):
             self.env[node] = value
             return
+        if not all(isinstance(size, int) for size in value.shape[1:]):
+            raise UnsupportedModelError(
+                f"the size of the input {node.name!r} is free in this program; export it with a fixed image size and "
+                "only the batch free"
+            )
         if self.batch is None:
-            self.batch = value.shape[0]
+            self.batch = value.shape[0] if value.ndim else 1
         if isinstance(self.batch, int):
             raise UnsupportedModelError(
                 f"the exported program has a fixed batch size of {self.batch}; export it with "
-                'dynamic_shapes={..., {0: torch.export.Dim("batch")}} so that batches of any size can run'
+                'dynamic_shapes=({0: torch.export.Dim("batch")},) so that batches of any size can run'
             )
         self.env[node] = self.add(Input(), (), node, name=node.name)
 
@@ -279,12 +286,16 @@ class _Importer:
             self.env[node] = node.meta["val"]
             return
         try:
-            if not _mentions(args, str) and not _mentions(kwargs, str) and not _mentions(args, torch.SymInt):
+            if not any(_mentions((args, kwargs), what) for what in (str, torch.SymInt, Comparison)):
                 self.env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
                 self.env[node] = self._import(node, args, kwargs)
         except Refuse as e:
             self._refuse(node, str(e), (args, kwargs))
+        except (RuntimeError, ValueError, TypeError, LookupError) as e:
+            first = str(e).partition("\n")[0]
+            unread = f"spikecal cannot read this call ({type(e).__name__}: {first}); leave it out"
+            self._refuse(node, REMEDIES.get(op_name(node), unread), (args, kwargs))
 
     def _refuse(self, node: fx.Node, why: str, arguments: Any) -> None:
         """Put a stand-in in place of the value, so that offenders behind it are found too."""
@@ -292,7 +303,7 @@ class _Importer:
             self.refused.append(Refusal(op_name(node), place(node), why))
         value, name = node.meta.get("val"), self.unique(call_site(node))
         sizes = tuple(value.shape) if isinstance(value, Tensor) else ()
-        batched = bool(sizes) and sizes[0] == self.batch and all(isinstance(size, int) for size in sizes[1:])
+        batched = bool(sizes) and self._is_batch(sizes[0]) and all(isinstance(size, int) for size in sizes[1:])
         shape = tuple(size if isinstance(size, int) else -1 for size in (sizes[1:] if batched else sizes))
         self.nodes.append(Node(name, Refused(op_name(node), why), tuple(_names(arguments)), shape, place(node)))
         self.env[node] = name if batched else _Lost(name)
@@ -304,7 +315,7 @@ class _Importer:
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else args[0]
         value, rule = node.meta["val"], RULES.get(node.target)
         for part in value if isinstance(value, list) else value[:1] if isinstance(value, tuple) else [value]:
-            if isinstance(part, Tensor) and (part.ndim == 0 or part.shape[0] != self.batch):
+            if isinstance(part, Tensor) and (part.ndim == 0 or not self._is_batch(part.shape[0])):
                 raise Refuse("it mixes the images of a batch or moves the batch dimension; keep dimension 0 the batch")
         if rule is None:
             raise Refuse(REMEDIES.get(op_name(node), NO_RULE))
@@ -313,9 +324,13 @@ class _Importer:
         full = {a.name: named.get(a.name, a.default_value) for a in schema}
         return rule(Call(self, node, full))
 
+    def _is_batch(self, size: Any) -> bool:
+        """Whether a size is that of the batch, and not one that only the images tell."""
+        return isinstance(size, type(self.batch)) and str(size) == str(self.batch)
+
     def resolve(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return self.env[value]
+            return self.env.get(value, _Lost(value.name)) if value.op == "get_attr" else self.env[value]
         if isinstance(value, (list, tuple)):
             return type(value)(self.resolve(v) for v in value)
         if isinstance(value, dict):

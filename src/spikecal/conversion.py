@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from .thresholds import SCRATCH, ThresholdRule
 from .values import Value
 
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
+WEIGHT_FILES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
 MODEL_FILES = (".pt2", ".onnx", ".spk")
 
 
@@ -220,10 +222,7 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
     if isinstance(model, ExportedProgram):
         graph = capture(model)
         return graph, collect(batches, len(graph.inputs), limit)
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(
-            f"a model must be an nn.Module, an ExportedProgram or a file, not {type(model).__name__}"
-        )
+    model = _unwrapped(model)
     count = len(model.input_shapes) if isinstance(model, OnnxNetwork) else count_inputs(model)
     images = collect(batches, count, limit)
     parameter = next(model.parameters(), images[0])
@@ -236,20 +235,41 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
     return graph, images
 
 
+def _unwrapped(model: Any) -> nn.Module:
+    """The module without what training put around it, or an error."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModelError("TorchScript cannot be captured; give the nn.Module, or use torch.export")
+    if not isinstance(model, nn.Module):
+        hint = "; build the module and load these weights into it" if isinstance(model, dict) else ""
+        raise UnsupportedModelError(
+            f"a model must be an nn.Module, an ExportedProgram or a file, not {type(model).__name__}{hint}"
+        )
+    return model
+
+
 def open_model(path: Path) -> nn.Module | ExportedProgram | SpikingNetwork:
     """A model from a file: .pt2, .onnx or .spk."""
     if path.suffix not in MODEL_FILES:
-        raise UnsupportedModelError(f"{path.name}: a model file must end in {', '.join(MODEL_FILES)}")
+        hint = "; this one holds weights: load them into the module" if path.suffix in WEIGHT_FILES else ""
+        raise UnsupportedModelError(f"{path.name}: a model file must end in {', '.join(MODEL_FILES)}{hint}")
     if path.suffix == ".spk":
         return load(path)
     if not path.is_file():
         raise UnsupportedModelError(f"there is no file {path}")
     if path.suffix == ".onnx":
         return read_onnx(path)
+    log = logging.getLogger("torch.export")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it writes a traceback of its own
     try:
         return torch.export.load(path)
     except Exception as e:
         raise UnsupportedModelError(f"{path.name} is not a program that torch.export can read: {e}") from e
+    finally:
+        log.setLevel(level)
 
 
 def _result_of(model: nn.Module, images: Sequence[Tensor]) -> Any:

@@ -187,6 +187,15 @@ class Preprocessing:
 _BROKEN_ZIP = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
+def array_names(path: Path) -> list[str]:
+    """The arrays in an .npz file; none if it cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return [name.removesuffix(".npy") for name in file.namelist()]
+    except _BROKEN_ZIP:
+        return []
+
+
 def _read_npz(path: Path, split: str | None, change: Preprocessing) -> ImageData:
     """`x` and `y`, or `x_SPLIT` and `y_SPLIT`; nothing in the file is unpickled."""
     import numpy as np
@@ -199,7 +208,7 @@ def _read_npz(path: Path, split: str | None, change: Preprocessing) -> ImageData
     except (ValueError, TypeError, *_BROKEN_ZIP) as error:
         raise DataError(f"'{path}' is no .npz file of plain arrays ({error}): save it with np.savez") from error
     if x not in arrays:
-        raise DataError(f"'{path}' has no array '{x}', only {names}: save it with np.savez(path, {x}=...)")
+        raise DataError(f"'{path}' has no array '{x}', only {names}: name another split, or add it with np.savez")
     return _from_arrays(str(path), arrays[x], arrays.get(y), change)
 
 

@@ -28,8 +28,7 @@ ENGINES = ("auto", "dense", "event")
 
 def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], engine: str) -> list[Instruction]:
     """The program of a spiking network, with native layers where they are wanted and possible."""
-    if engine not in ENGINES:
-        raise CalibrationError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    check_engine(engine)
     program = snn_program(graph, sites)
     if not is_native(graph, engine):
         return program
@@ -45,6 +44,11 @@ def fused(graph: Graph, node: Node, neurons: Neurons, given: Mapping[str, Value]
     planner = _Planner(graph, {n: v.channel_height for n, v in spikes.items()}, {n: v.rate for n, v in spikes.items()})
     layer = planner.layer(node, neurons)
     return layer if all(name in given for name in layer.reads) else None
+
+
+def check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise CalibrationError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
 
 
 def is_native(graph: Graph, engine: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .checkpoint import load
 from .errors import DataError, UnsupportedModelError
-from .graph import Node
+from .graph import Graph, Node
 from .images import as_batches, fit_inputs, split_batch
 from .network import SpikingNetwork
 from .ops import Activation
@@ -96,8 +96,11 @@ def evaluate(
         raise UnsupportedModelError(
             f"evaluate() takes a SpikingNetwork or a .spk file, not {type(snn).__name__}; convert() makes one"
         )
-    if len(snn.graph.outputs) != 1 or len(snn.graph.outputs[0].shape) != 1:
-        raise DataError("evaluate() needs a network with one output of class scores, (batch, classes)")
+    if not gives_class_scores(snn.graph):
+        raise DataError(
+            "only a network whose one output is the scores of two or more classes can be evaluated; compare "
+            "snn(x) with snn.ann(x) for another"
+        )
     sums = _Sums(layers={node.name: _LayerSums() for node in snn.graph.neurons})
     total = len(loader) if isinstance(loader, Sized) else None
     for item in track(as_batches(loader), "evaluating", total, progress):
@@ -114,6 +117,11 @@ def evaluate(
     if not sums.images:
         raise DataError("there are no images to evaluate: the iterable of batches is empty")
     return _result(snn, sums)
+
+
+def gives_class_scores(graph: Graph) -> bool:
+    """Whether the network has one output, (batch, classes), of which the largest is the answer."""
+    return len(graph.outputs) == 1 and len(graph.outputs[0].shape) == 1 and graph.outputs[0].shape[0] > 1
 
 
 def _labels(rest: Any, images: int, classes: int) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .engine import is_native, lowered
+from .engine import check_engine, is_native, lowered
 from .graph import Graph
 from .images import Inputs, fit_inputs
 from .memory import CACHE, CACHE_OF_BITS, block_of_steps, budget, chunk_of_images
@@ -48,6 +48,20 @@ class SpikingNetwork:
         self._T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
         self.engine, self.preprocessing = engine, dict(preprocessing or {})
         self._lowered: tuple[tuple[Any, ...], list[Instruction]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made anew when needed: it holds pointers."""
+        return {**self.__dict__, "_lowered": None}
+
+    @property
+    def engine(self) -> str:
+        """What simulates: "auto", "event" (native kernels wherever they can) or "dense" (torch)."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        check_engine(name)
+        self._engine = name
 
     @property
     def T(self) -> int:

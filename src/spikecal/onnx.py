@@ -43,7 +43,8 @@ class Step(nn.Module):
         try:
             found = self.run(*full, **self.attributes)
         except Refuse as e:
-            raise UnsupportedModelError(refusal_message([Refusal(*self.label, str(e))])) from None
+            refused = [Refusal(*self.label, str(e))]
+            raise UnsupportedModelError(refusal_message(refused), refused) from None
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -79,7 +80,7 @@ def read_onnx(path: Path) -> OnnxNetwork:
     inputs = [i for i in model.graph.input if i.name not in constants]
     network = OnnxNetwork({i.name: _sample_shape(i) for i in inputs}, [o.name for o in model.graph.output])
     read = {name for node in model.graph.node for name in node.input} | set(network.outputs)
-    batch, refused = _sizes(inputs[0])[0] if inputs else None, list[Refusal]()
+    batch, refused, unread = _sizes(inputs[0])[0] if inputs else None, list[Refusal](), False
     for number, node in enumerate(model.graph.node):
         node.name = _module_name(node.name or f"{node.op_type}_{number}")
         try:
@@ -88,10 +89,13 @@ def read_onnx(path: Path) -> OnnxNetwork:
                 constants |= zip(node.output, step(*[None] * len(node.input)), strict=False)
             else:
                 network.append(node.name, step, node.input, node.output)
+                if _remedy(node) is not None:  # capture will refuse it, unless the file cannot be read to its end
+                    refused.append(Refusal(node.op_type, node.name, str(_remedy(node))))
         except Refuse as e:
             refused.append(Refusal(node.op_type, node.name, str(e)))
-    if refused:
-        raise UnsupportedModelError(refusal_message(refused))
+            unread = True
+    if unread:
+        raise UnsupportedModelError(refusal_message(refused), refused)
     for name in constants.keys() & set(network.outputs):  # the same for all images, yet part of the result
         same = Step(("Identity", name), lambda x: x, {}, {0: torch.as_tensor(constants[name])})
         network.append(_module_name(name), same, [name], [name])
@@ -139,12 +143,18 @@ def _module_name(name: str) -> str:
     return re.sub(r"[^\w/:-]", "_", name.strip("/"), flags=re.ASCII) or "_"
 
 
+def _remedy(node: NodeProto) -> str | None:
+    """What to do about an operator without spiking meaning."""
+    key = node.op_type.lower().removesuffix("alization")
+    if node.op_type == "BatchNormalization":
+        return None
+    return {name.replace("_", ""): remedy for name, remedy in REMEDIES.items()}.get(key)
+
+
 def _step(node: NodeProto, constants: Mapping[str, Any], batch: int | None, read: set[str], folder: Path) -> Step:
     found = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if found is None:
-        key = node.op_type.lower().removesuffix("alization")
-        remedies = {name.replace("_", ""): remedy for name, remedy in REMEDIES.items()}
-        raise Refuse(remedies.get(key, "spikecal does not read this operator; use affine operators and Relu"))
+        raise Refuse(_remedy(node) or "spikecal does not read this operator; use affine operators and Relu")
     if node.op_type != "Split" and read.intersection(node.output[1:]):
         raise Refuse(f"its output {node.output[1]!r} is used, which has no spiking meaning")
     attributes = {a.name: _attribute(a, folder) for a in node.attribute}

@@ -46,6 +46,7 @@ _INTERNAL = ("/torch/", "/spikecal/onnx.py", "/spikecal/onnx_operators.py", "/sp
 _KNOWN_AS = {
     "_native_batch_norm_legit": "batch_norm",
     "_native_batch_norm_legit_no_training": "batch_norm",
+    "_native_batch_norm_legit_functional": "batch_norm",
     "_unsafe_view": "reshape",
     "_prelu_kernel": "prelu",
     "_softmax": "softmax",
@@ -286,7 +287,7 @@ def _relu(c: Call) -> str:
 
 
 @_rule(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor)
-@_rule(aten.clamp_max.default, aten.clamp_max.Tensor)
+@_rule(aten.clamp_max.default, aten.clamp_max.Tensor, aten.clip.default, aten.clip.Tensor)
 def _clamp(c: Call) -> str:
     bounds = {name: c.fixed(name) for name in ("min", "max") if c.get(name) is not None}
     if None in bounds.values():
@@ -306,6 +307,8 @@ def _relu6(c: Call) -> str:
 
 @_rule(aten.maximum.default, aten.max.other)
 def _maximum(c: Call) -> str:
+    if c.fixed("self") is None and c.fixed("other") is None:
+        return _larger_of_two(c)
     return _clipped(c, *_value_and_bound(c, "maximum"), None)
 
 
@@ -313,6 +316,16 @@ def _maximum(c: Call) -> str:
 def _minimum(c: Call) -> str:
     x, bound = _value_and_bound(c, "minimum")
     return _clipped(c, x, None, bound)
+
+
+def _larger_of_two(c: Call) -> str:
+    """max(a, b) of two activations: the maximum over an axis on which both stand."""
+    if not c.shape("self") == c.shape("other") == tuple(c.out.shape[1:]):
+        raise Refuse("the maximum of two values of different shape has no rule; expand one of them")
+    shape = (1, *c.out.shape[1:])
+    pair = [c.add(Reshape(shape), c.data(name), shape=shape) for name in ("self", "other")]
+    both = c.add(Concat(0), *pair, shape=(2, *c.out.shape[1:]))
+    return c.add(Max((0,)), both)
 
 
 def _value_and_bound(c: Call, what: str) -> tuple[str, Tensor]:
@@ -339,7 +352,7 @@ def _clipped(c: Call, x: str, low: Tensor | float | None, high: Tensor | float |
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class Comparison:
     """Where x is positive, or where it is not: the condition of a ReLU written as torch.where."""
 
     x: str
@@ -350,16 +363,16 @@ _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 
 
 @_rule(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
-def _compare(c: Call) -> _Comparison:
+def _compare(c: Call) -> Comparison:
     if c["other"] != 0 or any(user.target not in _WHERE for user in c.node.users):
         raise Refuse("a comparison has no spiking meaning, but for torch.where(x > 0, x, 0)")
-    return _Comparison(c.data("self"), op_name(c.node) in ("gt", "ge"))
+    return Comparison(c.data("self"), op_name(c.node) in ("gt", "ge"))
 
 
 @_rule(*_WHERE)
 def _where(c: Call) -> str:
     condition = c["condition"]
-    if isinstance(condition, _Comparison):
+    if isinstance(condition, Comparison):
         x, other = ("self", "other") if condition.positive else ("other", "self")
         zero = c.fixed(other)
         if c[x] == condition.x and zero is not None and not zero.any():
@@ -472,9 +485,17 @@ def _filled(c: Call) -> str:
     return c.add(Constant(c.keep("value", value)), anchor)
 
 
+def _axes_of_pool(c: Call) -> int:
+    """Over how many axes a pool goes; torch takes an input without channels for a single image."""
+    n = next(n for n in (1, 2, 3) if f"pool{n}d" in op_name(c.node))
+    if c.ndim("self") != n + 2:
+        raise Refuse("its input has no axis of channels, so it pools over the batch; add one with x.unsqueeze(1)")
+    return n
+
+
 @_rule(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def _avg_pool(c: Call) -> str:
-    n = c.ndim("self") - 2
+    n = _axes_of_pool(c)
     kernel = _tuple(c["kernel_size"], n)
     stride = _tuple(c["stride"], n) if c["stride"] else kernel
     return c.add(
@@ -492,13 +513,14 @@ def _avg_pool(c: Call) -> str:
 
 @_rule(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
 def _adaptive_avg_pool(c: Call) -> str:
+    _axes_of_pool(c)
     return c.add(AdaptiveAvgPool(tuple(c.out.shape[2:])), c.data("self"))
 
 
 @_rule(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 @_rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def _max_pool(c: Call) -> Any:
-    n = c.ndim("self") - 2
+    n = _axes_of_pool(c)
     kernel = _tuple(c["kernel_size"], n)
     stride = _tuple(c["stride"], n) if c["stride"] else kernel
     op = MaxPool(kernel, stride, _tuple(c["padding"], n), _tuple(c["dilation"], n), c["ceil_mode"])
@@ -507,6 +529,7 @@ def _max_pool(c: Call) -> Any:
 
 @_rule(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def _adaptive_max_pool(c: Call) -> Any:
+    _axes_of_pool(c)
     return _first_of(c, AdaptiveMaxPool(tuple(c.out[0].shape[2:])))
 
 
@@ -775,7 +798,8 @@ REMEDIES = {
     "prelu": "the negative slope has no spiking meaning; fine-tune the network with ReLU in its place",
     "layer_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
     "group_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
-    "batch_norm": "batch norm without running statistics mixes the images of a batch; train it with them",
+    "batch_norm": "batch norm without running statistics, or in training mode, mixes images; use eval mode",
+    "cond": "which way it goes depends on the images; spiking networks have no control flow",
     "instance_norm": "it normalises by the statistics of each image; use batch norm, which folds into the weights",
     "scaled_dot_product_attention": _ATTENTION,
     "native_dropout": "dropout is active in the exported program; export it in eval mode",

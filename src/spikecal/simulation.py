@@ -19,7 +19,23 @@ from torch import Tensor
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
 from .kernels import can_scan, convolve, scan
-from .ops import Activation, Conv, Input, Linear, Max, Output, Peak
+from .ops import (
+    Activation,
+    Concat,
+    Conv,
+    Input,
+    Linear,
+    Max,
+    Op,
+    Output,
+    Pad,
+    Peak,
+    Permute,
+    Reshape,
+    Select,
+    Slice,
+    Upsample,
+)
 from .segments import Segment
 from .values import PackedSpikes, Value
 
@@ -126,19 +142,41 @@ def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, stat
         if current is not None:
             return Value(current, constant=False)
     y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
-    return Value(y.unflatten(0, (steps, -1)), constant=False)
+    return Value(y.unflatten(0, (steps, -1)), constant=False, height=_moved_height(node.op, inputs))
+
+
+def _moved_height(op: Op, inputs: Sequence[Value]) -> Tensor | None:
+    """The height of spikes behind an operation that only puts them elsewhere, in the shape of a sample."""
+    moves = isinstance(op, Concat | Permute | Reshape | Select | Slice) or (
+        (isinstance(op, Pad) and op.value == 0) or (isinstance(op, Upsample) and op.mode == "nearest")
+    )
+    heights = [v.height for v in inputs if v.height is not None]
+    if not moves or len(heights) < len(inputs):
+        return None
+    samples = (h.expand(v.data.shape[2:]).unsqueeze(0) for h, v in zip(heights, inputs, strict=True))
+    return op.run({}, *samples)[0]
 
 
 def _peak(node: Node, x: Value, state: State) -> Value:
     """A maximum over time; of spikes it is counted in spikes, so that it is exactly one or none."""
     within_channels = not (isinstance(node.op, Max) and 0 in node.op.axes)
-    if x.height is None or x.height[0].numel() > 1 or not within_channels:
+    height = _of_channels(x) if within_channels else None
+    if height is None:
         y, state[node.name] = increments(lambda total: node.op.run({}, total), x.data, state.get(node.name))
         return Value(y, constant=False)
     spikes = (x.data != 0).to(x.data.dtype)
     y, state[node.name] = increments(lambda total: node.op.run({}, total), spikes, state.get(node.name))
-    height = x.height.reshape(-1, *(1,) * (len(node.shape) - 1))
+    height = height.reshape(-1, *(1,) * (len(node.shape) - 1))
     return Value(y * height, constant=False, height=height)
+
+
+def _of_channels(x: Value) -> Tensor | None:
+    """The height of the spikes of each channel, (C,), if it has one; padding, which never fires, may have none."""
+    if x.height is None:
+        return None
+    heights = x.height.expand(x.data.shape[2:]).flatten(1)  # (C, values)
+    top = heights.amax(1)
+    return top if bool(((heights == top[:, None]) | (heights == 0)).all()) else None
 
 
 def site_current(value: Value, bias: Tensor, steps: int) -> Tensor:

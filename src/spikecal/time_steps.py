@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .conversion import convert, open_model
 from .errors import CalibrationError, DataError
+from .evaluation import gives_class_scores
 from .images import as_batches, collect
 from .network import SpikingNetwork
 from .recipes import Recipe, find_recipe
@@ -50,7 +51,8 @@ def find_T(
     """Convert for the smallest T whose agreement with the ANN is within `points` of that at the largest T.
 
     Agreement is the share of images with the same answer, on a quarter of the images that calibration does not see.
-    T is doubled until it is enough, then the gap below it halved: at most 14 conversions for 128.
+    T is doubled until it is enough, then the gap below it halved: at most 14 conversions for 128. The fewer images
+    are held out, the coarser the agreement: of 100, each is a point.
     """
     if not points >= 0:
         raise CalibrationError(f"the points that may be lost must be 0 or more, not {points!r}")
@@ -59,6 +61,8 @@ def find_T(
     if isinstance(model, str | os.PathLike):
         model = open_model(Path(model))
     source, items = _captured(model, batches)
+    if not gives_class_scores(source.graph):
+        raise CalibrationError("T can be chosen only for a network with one output, scores of two or more classes")
     if recipe is None:
         recipe = model.recipe if isinstance(model, SpikingNetwork) else "light"
     recipe = find_recipe(recipe)
@@ -93,10 +97,7 @@ def _captured(model: Any, batches: Iterable[Any]) -> tuple[SpikingNetwork, Itera
     except StopIteration:
         raise CalibrationError("there are no calibration images: the iterable of batches is empty") from None
     once = Recipe(MaxActivation(), threshold_images=1, calibration_images=1)
-    source = convert(model, [first], 1, once)
-    if len(source.graph.outputs) != 1 or len(source.graph.outputs[0].shape) != 1:
-        raise CalibrationError("T can be chosen for a network with one output of class scores; give it with T=")
-    return source, chain([first], stream)
+    return convert(model, [first], 1, once), chain([first], stream)
 
 
 def _answers(y: Tensor) -> Tensor:

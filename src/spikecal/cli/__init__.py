@@ -135,11 +135,11 @@ def inspect(
     from .model import find_model, surveyed
     from .tables import network_table
 
-    found = find_model(model, weights)
-    if not shapes and (usual := usual_shape(model, found)) is not None:
-        shapes = [usual]
-        say(f"images of {'×'.join(map(str, usual))}; --input takes another shape")
     try:
+        found = find_model(model, weights)
+        if not shapes and (usual := usual_shape(model, found)) is not None:
+            shapes = [usual]
+            say(f"images of {'×'.join(map(str, usual))}; --input takes another shape")
         graph, refusals = surveyed(found, shapes)
     except UnsupportedModelError as e:
         if json:
@@ -240,6 +240,8 @@ def convert(
     if auto_T is not None:
         search = find_T(found, loaded.batches(), auto_T, chosen, **options)
         snn = search.snn
+        if 100 / search.held_out > auto_T:
+            say(f"{search.held_out} held-out images cannot tell {auto_T:g} points apart; give more images")
     else:
         snn = convert_model(found, loaded.batches(), T or 32, chosen, **options)
     snn.preprocessing = pixels
@@ -363,7 +365,9 @@ def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | N
 
 
 def _default_split(data: str, purpose: str) -> str | None:
-    """Named sets are split for a purpose, so that nobody measures on the images they calibrated with."""
-    from ..data import NAMED_SETS
+    """What is split for a purpose is used so, that nobody measures on the images they calibrated with."""
+    from ..data import NAMED_SETS, array_names
 
-    return purpose if data in NAMED_SETS else None
+    if data in NAMED_SETS:
+        return purpose
+    return purpose if data.endswith(".npz") and f"x_{purpose}" in array_names(Path(data)) else None

@@ -15,6 +15,7 @@ from ..network import SpikingNetwork
 from ..ops import (
     Activation,
     AdaptiveAvgPool,
+    AdaptiveMaxPool,
     Add,
     AvgPool,
     Concat,
@@ -22,9 +23,12 @@ from ..ops import (
     Conv,
     Input,
     Linear,
+    Max,
+    MaxPool,
     Mean,
     Output,
     Pad,
+    Peak,
     Reshape,
     Scale,
     Select,
@@ -167,9 +171,18 @@ def _rule(graph: Graph, node: Node, folded: Sequence[str]) -> str:
         return "readout (mean over time)"
     if isinstance(node.op, Refused):
         return f"refused: {node.op.why}" if node.op.why else "unknown, behind something refused"
+    if isinstance(node.op, Peak):
+        return "maximum over time, spikes stay binary" if _is_of_spikes(graph, node) else "maximum over time"
     if folded:
         return f"affine, {' and '.join(folded)} folded in"
     return "affine, spikes become fractions" if _pools_spikes(graph, node) else "affine"
+
+
+def _is_of_spikes(graph: Graph, node: Node) -> bool:
+    before = graph.by_name[node.inputs[0]]
+    if isinstance(node.op, Max) and 0 in node.op.axes:
+        return False  # channels may have spikes of different heights
+    return isinstance(before.op, Activation) or (isinstance(before.op, Peak) and _is_of_spikes(graph, before))
 
 
 def _pools_spikes(graph: Graph, node: Node) -> bool:
@@ -219,9 +232,11 @@ def _activation(graph: Graph, op: Activation) -> str:
     return f"ReLU, clipped at {float(cap.max()):g}" + (" and below" if cap.min() < cap.max() else "")
 
 
-def _pool(graph: Graph, op: AvgPool) -> str:
-    settings = _unless(0, stride=op.stride, padding=op.padding)
-    return ", ".join([f"average pool {_by(op.kernel)}", *settings])
+def _pool(graph: Graph, op: AvgPool | MaxPool) -> str:
+    kind, settings = "average", _unless(0, stride=op.stride, padding=op.padding)
+    if isinstance(op, MaxPool):
+        kind, settings = "max", [*settings, *_unless(1, dilation=op.dilation)]
+    return ", ".join([f"{kind} pool {_by(op.kernel)}", *settings])
 
 
 def _scale(graph: Graph, op: Scale) -> str:
@@ -233,8 +248,10 @@ _SAY: dict[type, Callable[[Graph, Any], str]] = {
     Linear: _linear,
     Activation: _activation,
     AvgPool: _pool,
+    MaxPool: _pool,
     Scale: _scale,
     AdaptiveAvgPool: lambda _, op: f"average pool to {_by(op.size)}",
+    AdaptiveMaxPool: lambda _, op: f"max pool to {_by(op.size)}",
     Mean: lambda _, op: f"mean over axes {', '.join(map(str, op.axes))}",
     Add: lambda _, op: {1.0: "add", -1.0: "subtract"}.get(op.alpha, f"add, times {op.alpha:g}"),
     Concat: lambda _, op: f"concat along axis {op.axis}",

@@ -18,6 +18,7 @@ import typer
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..conversion import WEIGHT_FILES
 from ..errors import UnsupportedModelError
 
 
@@ -61,8 +62,10 @@ def build_model(spec: str) -> nn.Module | ExportedProgram:
     """The model that `package.module:factory` gives, or that a package knows by name: `torchvision:resnet34`."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
+        weights = spec.endswith(WEIGHT_FILES)
+        hint = f"; it seems to hold weights: name the factory, and give it as --weights {spec}" if weights else ""
         raise typer.BadParameter(
-            f"{spec!r} is neither package.module:factory nor a .pt2, .onnx or .spk file", param_hint="'MODEL'"
+            f"{spec!r} is neither package.module:factory nor a .pt2, .onnx or .spk file{hint}", param_hint="'MODEL'"
         )
     if module_name.endswith(".py") or os.sep in module_name:
         raise typer.BadParameter(

@@ -96,7 +96,8 @@ def _ends(what: str, shapes: dict[str, tuple[int, ...]]) -> str:
 
 def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     columns = ("site", "neurons", "threshold", "firing rate", "", "error", " ")
-    title = f"T = {summary['T']}, recipe {summary['recipe']['name']}, {summary['images']} images"
+    latency = f", latency {summary['latency']}" if summary["latency"] > summary["T"] else ""
+    title = f"T = {summary['T']}{latency}, recipe {summary['recipe']['name']}, {summary['images']} images"
     table = _table(title, *columns, right=("neurons", "threshold", "firing rate", "error"))
     sites = summary["sites"]
     top_rate = max((s["firing_rate"] or 0 for s in sites), default=0)
@@ -120,19 +121,20 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
 
 def _tried(summary: dict[str, Any]) -> Table:
     """The search for the smallest T."""
-    title = f"agreement with the ANN on {summary['held_out']} held-out images, by T"
+    title = f"agreement with the ANN on {summary['held_out']} held-out images, by T, with its standard error"
     table = _table(title, "T", "agreement", "", right=("T", "agreement"))
     tried: dict[int, float] = summary["tried"]
     needed = tried[max(tried)] - summary["points"] / 100
     for T, share in tried.items():
         note = "chosen" if summary["T"] == T else "" if share >= needed else "too little"
-        table.add_row(str(T), _percent(share), note)
+        error = sqrt(share * (1 - share) / summary["held_out"])
+        table.add_row(str(T), f"{_percent(share)} ± {100 * error:.1f}", note)
     return table
 
 
 EXPLAIN = (
-    "firing rate: spikes per neuron and step; error: squared difference to the ANN, as a share of its power; "
-    "bars: compared to the largest in the column."
+    "firing rate: spikes per neuron and step; error: squared difference to the ANN on the calibration images, as a "
+    "share of its power; bars: compared to the largest in the column."
 )
 
 

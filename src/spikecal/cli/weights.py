@@ -19,6 +19,13 @@ from ..errors import CheckpointError
 SHOWN_KEYS = 8
 
 
+#: Under which names training scripts save the weights. Averaged ones are taken where there are no others.
+WRAPPERS = (
+    *("state_dict", "model_state_dict", "model_state", "model", "net", "network", "params", "weights"),
+    *("ema_state_dict", "state_dict_ema", "model_ema", "ema", "teacher", "student"),
+)
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors by name. Nothing in the file is executed."""
     if not path.is_file():
@@ -28,9 +35,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as e:
         raise CheckpointError(f"{path.name} is damaged, or not a .safetensors or .pth file of weights") from e
     state = _unwrap(found)
-    if not isinstance(state, Mapping) or not state or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(f"{path.name} does not hold tensors by name: save model.state_dict()")
-    return dict(state)
+    tensors = {k: t for k, t in state.items() if isinstance(t, Tensor)} if isinstance(state, Mapping) else {}
+    if not tensors:
+        has = f", only {', '.join(map(str, state))}" if isinstance(state, Mapping) and state else ""
+        raise CheckpointError(f"{path.name} does not hold tensors by name{has}: save model.state_dict()")
+    return tensors
 
 
 def _load_pth(path: Path) -> Any:
@@ -50,7 +59,7 @@ def _load_pth(path: Path) -> Any:
 
 def _unwrap(found: Any) -> Any:
     """Training scripts save the weights beside the optimizer; take the weights."""
-    for key in ("state_dict", "model_state_dict", "model", "net"):
+    for key in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             return _unwrap(found[key])
     return found
@@ -58,9 +67,10 @@ def _unwrap(found: Any) -> Any:
 
 def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Without what DataParallel, torch.compile and Lightning put in front of every name, unless it is the model's."""
-    for prefix in ("module.", "_orig_mod.", "model."):
-        if all(name.startswith(prefix) for name in state) and own.keys().isdisjoint(state):
-            return _without_prefix({name.removeprefix(prefix): t for name, t in state.items()}, own)
+    for prefix in ("module.", "_orig_mod.", "model.", "net.", "backbone."):
+        behind = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+        if behind and own.keys().isdisjoint(state):  # what stands beside them is the wrapper's: a counter, a loss
+            return _without_prefix(behind, own)
     return state
 
 
