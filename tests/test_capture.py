@@ -211,7 +211,7 @@ def test_refusal_names_every_offender(name: str) -> None:
     [
         ("rolled_batch", "it rolls over the batch as well; name the dimensions"),
         ("upper_bound_of_a_signed_value", "an upper bound alone is not a ReLU; put a ReLU in front of it"),
-        ("maximum_of_activations", "the maximum of two values that depend on the images is not a ReLU"),
+        ("minimum_of_activations", "the minimum of two values that depend on the images is not a ReLU"),
         ("bound_by_an_activation", "a bound that depends on the images is not one of a ReLU"),
         ("choice_of_another_value", r"a choice between values .* but for torch.where\(x > 0, x, 0\)"),
         ("comparison", r"a comparison has no spiking meaning, but for torch.where\(x > 0, x, 0\)"),

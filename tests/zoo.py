@@ -1007,10 +1007,10 @@ def upper_bound_of_a_signed_value(self, x):
     return self.fc(gap(self.b(F.relu(self.a(x))).clamp(max=0.5)))
 
 
-@net(into=REFUSED, offends=["maximum"], **HEAD)
-def maximum_of_activations(self, x):
+@net(into=REFUSED, offends=["minimum"], **HEAD)
+def minimum_of_activations(self, x):
     x = F.relu(self.a(x))
-    return self.fc(gap(torch.maximum(x, self.b(x))))
+    return self.fc(gap(torch.minimum(x, self.b(x))))
 
 
 @net(into=REFUSED, offends=["clamp"], **HEAD)

@@ -198,6 +198,7 @@ class _Importer:
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self._call(node)
+        self._refuse_mutations()
         structure = self._outputs_of_refused() if self.refused else self._outputs()
         return Graph(tuple(self.nodes), self.tensors, structure), tuple(self.refused)
 
@@ -249,14 +250,13 @@ class _Importer:
             self.nodes += [Node(name, Output(), (n,), shapes[n]) for n in _names(self.resolve(value))]
         return 0
 
+    def _refuse_mutations(self) -> None:
+        changed = [s for s in self.program.graph_signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION]
+        why = "the model changes its own buffers in forward(), so it is not a function of its inputs; leave that out"
+        self.refused += [Refusal("buffer", str(s.target), why) for s in changed]
+
     def _outputs(self) -> Any:
-        specs = self.program.graph_signature.output_specs
         leaves = [_Leaf(self._leaf(value, name)) for name, value in self._returned()]
-        if any(s.kind is OutputKind.BUFFER_MUTATION for s in specs):
-            raise UnsupportedModelError(
-                "the model changes its own buffers in forward(), so it is not a function of its inputs; "
-                "a spiking network cannot do that"
-            )
         if not any(isinstance(leaf.meaning, int) for leaf in leaves):
             raise UnsupportedModelError("the model's result does not depend on the images")
         spec = self.program.call_spec.out_spec

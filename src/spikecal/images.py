@@ -37,7 +37,8 @@ def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
     elif isinstance(item, (tuple, list)):
         found, rest = tuple(item[:inputs]), tuple(item[inputs:])
     else:
-        raise DataError(f"a batch must be a tensor or a tuple that starts with one, not {type(item).__name__}")
+        hint = "; make tensors of arrays with torch.from_numpy" if hasattr(item, "__array__") else ""
+        raise DataError(f"a batch must be a tensor or a tuple that starts with one, not {type(item).__name__}{hint}")
     if len(found) != inputs or not all(isinstance(x, Tensor) for x in found):
         kinds = ", ".join(type(x).__name__ for x in found) or "nothing"
         raise DataError(f"a batch must start with {inputs} tensor(s) for the model, but starts with {kinds}")

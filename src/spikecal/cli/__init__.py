@@ -212,6 +212,7 @@ def convert(
     from ..memory import budget
     from ..time_steps import HELD_OUT, find_T
     from .description import conversion_summary
+    from .factories import ZOOS
     from .model import find_model
     from .tables import conversion_tables
 
@@ -219,7 +220,8 @@ def convert(
         budget(memory)  # a wrong one is reported before the long work
     found = find_model(model, weights)
     if weights is None and not model.endswith(MODEL_FILES):
-        say(f"no --weights given: {model} keeps those it is built with, random ones unless it loads others itself")
+        kept = "has random ones" if model.split(":")[0] in ZOOS else "keeps those it is built with, perhaps random ones"
+        say(f"no --weights given: {model} {kept}")
     with blamed_on("--recipe"):
         chosen = _recipe(recipe, found, pool_to_conv, images)
     pixels = pixels or _stored_preprocessing(found)

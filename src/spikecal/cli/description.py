@@ -84,7 +84,7 @@ def describe(captured: Graph, refusals: Sequence[Refusal] = (), *, pool_to_conv:
     if not refusals:
         check_tensors(captured)
     graph = captured if refusals else prepare(captured, pool_to_conv=pool_to_conv)
-    parts = [] if refusals else segments(graph)
+    parts = segments(graph)
     rows = _rows(graph, parts, {} if refusals else _folded_into(captured, graph))
     return NetworkDescription(
         nodes=tuple(rows),

@@ -63,8 +63,7 @@ def network_table(title: str, calibrated: dict[str, Any], network: NetworkDescri
         table.add_row(*map(Text, _cells(row)), style=style)
     yield table
     if network.refused:
-        yield Text(f"{_count(len(network.nodes), 'node')}, of which {len(network.refused)} refused")
-        return
+        yield Text(f"{_count(len(network.nodes), 'node')}, {_count(len(network.refused), 'place')} refused")
     yield Text(
         f"{network.neurons:,} neurons in {_count(network.neuron_layers, 'layer')}, "
         f"{_count(network.segments, 'segment')}, {network.parameters:,} parameters, "
