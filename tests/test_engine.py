@@ -196,9 +196,8 @@ def test_the_cost_of_the_event_engine_follows_the_spikes() -> None:
 
 def test_an_unknown_engine_is_refused() -> None:
     snn = in_float32("resnet_block")
-    snn.engine = "fast"
     with pytest.raises(sc.CalibrationError, match="there is no engine 'fast'; choose one of auto, dense, event"):
-        snn(*images("resnet_block"))
+        lowered(snn.graph, snn.sites, {}, "fast")
 
 
 def test_without_the_kernels_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ ORDER = [
     "onnx",
     "conversion",
     "evaluation",
+    "time_steps",
     "data",
     "models",
     "demo",
@@ -113,7 +114,7 @@ def test_the_maths_needs_torch_and_nothing_else() -> None:
     tree = ast.parse((PACKAGE / "functional.py").read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert names | modules <= {"torch", "collections.abc", "__future__"}
+    assert names | modules <= {"torch", "collections.abc", "typing", "__future__"}
 
 
 def loaded(code: str) -> set[str]:
