@@ -561,14 +561,24 @@ def test_what_only_the_images_decide_is_refused(function: Any, message: str) -> 
     [
         lambda s, x: s.conv(x).clip(min=0).mean((2, 3)),
         lambda s, x: torch.max(s.conv(x).relu(), s.conv(-x).relu()).mean((2, 3)),
+        lambda s, x: torch.stack([s.conv(x).relu(), s.conv(-x).relu(), s.conv(x + 1)]).mean(0).mean((2, 3)),
+        lambda s, x: torch.stack([s.conv(x).relu(), s.conv(-x).relu()]).sum(dim=0).mean((2, 3)),
+        lambda s, x: torch.stack([s.conv(x).relu(), s.conv(-x).relu()], 0).amax(0).mean((2, 3)),
+        lambda s, x: (int(x.size(0) * 0.5), s.conv(x).relu().mean((2, 3)))[1],
     ],
-    ids=["clip", "larger_of_two"],
+    ids=["clip", "larger_of_two", "mean_of_stack", "sum_of_stack", "max_of_stack", "unused_share_of_the_batch"],
 )
 def test_other_spellings_are_understood(function: Any) -> None:
     net, x = Asking(function).eval(), torch.randn(4, 3, 8, 8)
     snn = sc.convert(net, [x], 32)
     torch.testing.assert_close(snn.ann(x), net(x).detach(), rtol=1e-5, atol=1e-5)
     assert float((snn(x) - snn.ann(x)).abs().max()) < 0.1
+
+
+def test_a_result_that_depends_on_the_batch_size_is_refused() -> None:
+    net = Asking(lambda s, x: s.conv(x).relu().mean((2, 3)) * int(x.size(0) * 0.6)).eval()
+    with pytest.raises(sc.UnsupportedModelError, match="computes with its batch size"):
+        sc.convert(net, [torch.randn(6, 3, 8, 8)], 2)
 
 
 def test_programs_of_torch_export() -> None:

@@ -37,10 +37,13 @@ from .rules import (
     Call,
     Comparison,
     Refuse,
+    Stacked,
     call_site,
+    is_stack,
     is_users_code,
     op_name,
     place,
+    reduce_stack,
     refusal_message,
 )
 
@@ -86,11 +89,12 @@ def _pure(program: ExportedProgram) -> ExportedProgram:
 
 def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
     """torch.export with a dynamic batch size, in eval mode, leaving the model as it was."""
-    pair = tuple(torch.cat([x[:1], x[:1]]) for x in example)  # a batch of one would be taken as a constant
-    batch = Dim("batch")
-    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]), _Traceable():
+    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]), _Traceable(), _free_batch() as numbers:
         try:
-            return _without_freeing(torch.export.export(model, pair, dynamic_shapes=_dynamic_batch(model, pair, batch)))
+            program = _exported(model, example, 2)  # a batch of one would be taken as a constant
+            if numbers and program.graph_module.code != _exported(model, example, 64).graph_module.code:
+                raise UnsupportedModelError("the model computes with its batch size, so images are not independent")
+            return _without_freeing(program)
         except UnsupportedModelError:
             raise
         except Exception as e:
@@ -104,6 +108,11 @@ def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
             ) from e
 
 
+def _exported(model: nn.Module, example: Sequence[Tensor], images: int) -> ExportedProgram:
+    batch = tuple(torch.cat([x[:1]] * images) for x in example)
+    return torch.export.export(model, batch, dynamic_shapes=_dynamic_batch(model, batch, Dim("batch")))
+
+
 class _Traceable(TorchFunctionMode):
     """torch.export loses sight of x.data; x.detach() is the same value."""
 
@@ -111,6 +120,22 @@ class _Traceable(TorchFunctionMode):
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _free_batch() -> Iterator[list[int]]:
+    """int(x.shape[0] * share) does not fix the batch size; what it gives is noted."""
+    exact, numbers = torch.SymFloat.__int__, list[int]()
+
+    def noted(x: torch.SymFloat) -> int:
+        numbers.append(int(x.node.hint) if x.node.has_hint() else exact(x))  # type: ignore[no-untyped-call]
+        return numbers[-1]
+
+    torch.SymFloat.__int__ = noted  # type: ignore[method-assign]
+    try:
+        yield numbers
+    finally:
+        torch.SymFloat.__int__ = exact  # type: ignore[method-assign]
 
 
 def _without_freeing(program: ExportedProgram) -> ExportedProgram:
@@ -286,7 +311,7 @@ class _Importer:
             self.env[node] = node.meta["val"]
             return
         try:
-            if not any(_mentions((args, kwargs), what) for what in (str, torch.SymInt, Comparison)):
+            if not any(_mentions((args, kwargs), what) for what in (str, torch.SymInt, Comparison, Stacked)):
                 self.env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
                 self.env[node] = self._import(node, args, kwargs)
@@ -315,6 +340,8 @@ class _Importer:
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else args[0]
         value, rule = node.meta["val"], RULES.get(node.target)
         for part in value if isinstance(value, list) else value[:1] if isinstance(value, tuple) else [value]:
+            if is_stack(node):
+                break
             if isinstance(part, Tensor) and (part.ndim == 0 or not self._is_batch(part.shape[0])):
                 raise Refuse("it mixes the images of a batch or moves the batch dimension; keep dimension 0 the batch")
         if rule is None:
@@ -322,7 +349,8 @@ class _Importer:
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         named = dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
         full = {a.name: named.get(a.name, a.default_value) for a in schema}
-        return rule(Call(self, node, full))
+        call = Call(self, node, full)
+        return reduce_stack(call) if isinstance(full.get("self"), Stacked) else rule(call)
 
     def _is_batch(self, size: Any) -> bool:
         """Whether a size is that of the batch, and not one that only the images tell."""

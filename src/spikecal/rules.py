@@ -319,13 +319,16 @@ def _minimum(c: Call) -> str:
 
 
 def _larger_of_two(c: Call) -> str:
-    """max(a, b) of two activations: the maximum over an axis on which both stand."""
+    """max(a, b) of two activations."""
     if not c.shape("self") == c.shape("other") == tuple(c.out.shape[1:]):
         raise Refuse("the maximum of two values of different shape has no rule; expand one of them")
-    shape = (1, *c.out.shape[1:])
-    pair = [c.add(Reshape(shape), c.data(name), shape=shape) for name in ("self", "other")]
-    both = c.add(Concat(0), *pair, shape=(2, *c.out.shape[1:]))
-    return c.add(Max((0,)), both)
+    return _largest(c, [c.data("self"), c.data("other")], c.out.shape[1:])
+
+
+def _largest(c: Call, names: Sequence[str], shape: Sequence[int]) -> str:
+    """The maximum over an axis on which all of them stand."""
+    apart = [c.add(Reshape((1, *shape)), name, shape=(1, *shape)) for name in names]
+    return c.add(Max((0,)), c.add(Concat(0), *apart, shape=(len(names), *shape)), shape=shape)
 
 
 def _value_and_bound(c: Call, what: str) -> tuple[str, Tensor]:
@@ -456,8 +459,38 @@ def _cat(c: Call) -> str:
     return c.add(Concat(axis), *names)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Values on an axis in front of the batch, which a sum, mean or maximum takes away again."""
+
+    names: tuple[str, ...]
+
+
+_OVER_A_STACK = (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default)
+
+
+def is_stack(node: fx.Node) -> bool:
+    """Whether a call is torch.stack(values), of which something is taken over the new axis 0."""
+    dims = [user.args[1] if len(user.args) > 1 else user.kwargs.get("dim") for user in node.users]
+    reduced = all(user.target in _OVER_A_STACK and len(user.args) < 3 for user in node.users)
+    return node.target is aten.stack.default and len(node.args) == 1 and reduced and all(d == [0] for d in dims)
+
+
+def reduce_stack(c: Call) -> str:
+    """torch.stack([a, b, c]).mean(0), or its sum or maximum."""
+    names, shape = c["self"].names, tuple(c.out.shape[1:])
+    if op_name(c.node) == "amax":
+        return _largest(c, names, shape)
+    total = names[0]
+    for name in names[1:]:
+        total = c.add(Add(), total, name)
+    return total if op_name(c.node) == "sum" else c.add(Scale(c.keep("scale", _of_sample(c, 1 / len(names)))), total)
+
+
 @_rule(aten.stack.default)
-def _stack(c: Call) -> str:
+def _stack(c: Call) -> str | Stacked:
+    if is_stack(c.node) and all(isinstance(t, str) for t in c["tensors"]):
+        return Stacked(tuple(c["tensors"]))
     axis = c.axis(c["dim"], c.out.ndim)
     anchor = next(t for t in c["tensors"] if isinstance(t, str))
     shape = tuple(1 if a == axis else n for a, n in enumerate(c.out.shape[1:]))
