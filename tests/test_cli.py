@@ -399,11 +399,11 @@ def test_weights_that_do_not_fit_are_listed_all_at_once(folder: Path) -> None:
     assert "of another shape (1): head.bias (5,), not (3,)" in result.err
 
 
-def test_long_lists_of_weights_are_cut(folder: Path) -> None:
+def test_lists_of_weights_are_complete(folder: Path) -> None:
     save_file({f"layer{i}": torch.zeros(1) for i in range(30)}, folder / "many.safetensors")
     result = run("inspect", "cli_models:Small", "--input", "1,8,8", "--weights", "many.safetensors")
     assert "unexpected (30): layer0, " in result.err
-    assert "and 22 more" in result.err
+    assert "layer29" in result.err
 
 
 def test_weights_never_run_code(folder: Path) -> None:

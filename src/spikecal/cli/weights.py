@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 
-SHOWN_KEYS = 8
-
 
 #: Under which names training scripts save the weights. Averaged ones are taken where there are no others.
 WRAPPERS = (
@@ -93,5 +91,4 @@ def put_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> N
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:
     names = list(names)
-    more = f", and {len(names) - SHOWN_KEYS} more" if len(names) > SHOWN_KEYS else ""
-    return [f"  {what} ({len(names)}): {', '.join(names[:SHOWN_KEYS])}{more}"] if names else []
+    return [f"  {what} ({len(names)}): {', '.join(names)}"] if names else []
