@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 
-
 #: Under which names training scripts save the weights. Averaged ones are taken where there are no others.
 WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "net", "network", "params", "weights"),
