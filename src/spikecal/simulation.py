@@ -145,13 +145,19 @@ def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, stat
     return Value(y.unflatten(0, (steps, -1)), constant=False, height=_moved_height(node.op, inputs))
 
 
+def only_moves(op: Op) -> bool:
+    """Whether an operation only puts values elsewhere, with zeros beside them at most: spikes stay spikes."""
+    return (
+        isinstance(op, Concat | Permute | Reshape | Select | Slice)
+        or (isinstance(op, Pad) and op.value == 0)
+        or (isinstance(op, Upsample) and op.mode == "nearest")
+    )
+
+
 def _moved_height(op: Op, inputs: Sequence[Value]) -> Tensor | None:
     """The height of spikes behind an operation that only puts them elsewhere, in the shape of a sample."""
-    moves = isinstance(op, Concat | Permute | Reshape | Select | Slice) or (
-        (isinstance(op, Pad) and op.value == 0) or (isinstance(op, Upsample) and op.mode == "nearest")
-    )
     heights = [v.height for v in inputs if v.height is not None]
-    if not moves or len(heights) < len(inputs):
+    if not only_moves(op) or len(heights) < len(inputs):
         return None
     samples = (h.expand(v.data.shape[2:]).unsqueeze(0) for h, v in zip(heights, inputs, strict=True))
     return op.run({}, *samples)[0]

@@ -37,7 +37,7 @@ from ..ops import (
 )
 from ..preparation import prepare
 from ..segments import Segment, segments
-from ..simulation import Neurons
+from ..simulation import Neurons, only_moves
 from ..time_steps import Search
 
 POOLS = (AvgPool, AdaptiveAvgPool, Mean)
@@ -179,10 +179,14 @@ def _rule(graph: Graph, node: Node, folded: Sequence[str]) -> str:
 
 
 def _is_of_spikes(graph: Graph, node: Node) -> bool:
-    before = graph.by_name[node.inputs[0]]
+    """Whether a maximum reads spikes, perhaps moved, of one height in each channel."""
     if isinstance(node.op, Max) and 0 in node.op.axes:
-        return False  # channels may have spikes of different heights
-    return isinstance(before.op, Activation) or (isinstance(before.op, Peak) and _is_of_spikes(graph, before))
+        return False
+    before = [graph.by_name[name] for name in node.inputs]
+    return all(
+        isinstance(n.op, Activation) or ((isinstance(n.op, Peak) or only_moves(n.op)) and _is_of_spikes(graph, n))
+        for n in before
+    )
 
 
 def _pools_spikes(graph: Graph, node: Node) -> bool:

@@ -112,7 +112,7 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
             _bar(s["error"], top_error),
         )
     yield table
-    yield Text(EXPLAIN)
+    yield Text(f"{EXPLAIN} Both on the calibration images.")
     if "tried" in summary:
         yield _tried(summary)
     yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
@@ -132,8 +132,8 @@ def _tried(summary: dict[str, Any]) -> Table:
 
 
 EXPLAIN = (
-    "firing rate: spikes per neuron and step; error: squared difference to the ANN on the calibration images, as a "
-    "share of its power; bars: compared to the largest in the column."
+    "firing rate: spikes per neuron and step; error: squared difference to the ANN, as a share of its power; "
+    "bars: compared to the largest in the column."
 )
 
 
