@@ -256,11 +256,11 @@ def test_inspect_gives_a_refused_network_as_json(folder: Path) -> None:
     assert found["message"] in result.err
 
 
-def test_inspect_gives_json_of_a_model_that_cannot_be_read(folder: Path) -> None:
+def test_inspect_gives_json_of_a_model_that_decides_by_its_images(folder: Path) -> None:
     result = run("inspect", "cli_models:Choosing", "--input", "1,8,8", "--json")
     found = json.loads(result.out)
     assert result.code == 3
-    assert found["nodes"] == []
+    assert [node["name"] for node in found["nodes"]] == ["x", "relu", "output"]
     assert found["refused"][0]["what"] == "control flow"
     assert re.fullmatch(r"forward \(cli_models.py:\d+\)", found["refused"][0]["where"])
 

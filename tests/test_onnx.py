@@ -314,15 +314,36 @@ def test_all_unsupported_operators_are_listed_with_their_names(tmp_path: Path) -
     y = f("Celu", y, name="/celu")
     y = f("LayerNormalization", y, f.weight(8), name="norm")
     values, _ = f("MaxPool", y, kernel_shape=[2, 2], outputs=2, name="pool")
-    path = f.save(tmp_path / "net.onnx", values, "maxpool4b")
+    gated = f("Mul", values, f("Relu", f.conv(values, 3, 3)), name="gate")
+    path = f.save(tmp_path / "net.onnx", gated, "maxpool4b")
     with pytest.raises(spikecal.UnsupportedModelError) as e:
-        read_onnx(path)
-    lines = str(e.value).splitlines()
-    assert "4 places" in lines[0]
-    assert "Sigmoid at gate/Sigmoid: a sigmoid has no spiking meaning" in lines[1]
-    assert "Celu at celu: it is not a ReLU; train or fine-tune the network with ReLU in its place" in lines[2]
-    assert "LayerNormalization at norm: it normalises by the statistics" in lines[3]
-    assert "MaxPool at pool: its output 'maxpool4b' is used" in lines[4]
+        capture(read_onnx(path), [torch.randn(2, 3, 8, 8)])
+    first, *lines = str(e.value).splitlines()
+    assert "5 places" in first
+    assert [line.strip().partition(":")[0] for line in lines] == [
+        "Celu at celu", "LayerNormalization at norm", "MaxPool at pool", "sigmoid at gate/Sigmoid", "mul at gate",
+    ]  # fmt: skip
+    assert "it is not a ReLU; train or fine-tune the network with ReLU in its place" in lines[0]
+    assert "it normalises by the statistics" in lines[1]
+    assert "its output 'maxpool4b' is used" in lines[2]
+
+
+def test_what_stands_behind_an_operator_that_changes_the_shape_is_listed(tmp_path: Path) -> None:
+    f = File(3, 8, 8)
+    x = f("SpaceToDepth", f("Relu", f.conv("x", 3, 4)), blocksize=2, name="fold")  # (16, 4, 4)
+    path = f.save(tmp_path / "net.onnx", f("Tanh", f.conv(x, 16, 4), name="tanh"))
+    with pytest.raises(spikecal.UnsupportedModelError) as e:
+        spikecal.convert(path, torch.randn(4, 3, 8, 8))
+    assert [(r.what, r.where) for r in e.value.refusals] == [("SpaceToDepth", "fold"), ("tanh", "tanh")]
+
+
+def test_operators_that_cannot_be_read_are_listed_even_if_tracing_fails_behind_them(tmp_path: Path) -> None:
+    f = File(3, 8, 8)
+    x = f("NonZero", f("Relu", f.conv("x", 3, 4)), name="places")
+    path = f.save(tmp_path / "net.onnx", f.conv(f("Cast", x, to=1), 4, 4))
+    with pytest.raises(spikecal.UnsupportedModelError) as e:
+        spikecal.convert(path, torch.randn(4, 3, 8, 8))
+    assert next((r.what, r.where) for r in e.value.refusals) == ("NonZero", "places")
 
 
 def test_what_torch_can_do_but_spikes_cannot_is_refused_by_capture(tmp_path: Path) -> None:

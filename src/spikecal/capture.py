@@ -7,27 +7,19 @@ its functionalisation gives in-place operations their meaning; values that depen
 
 from __future__ import annotations
 
-import inspect
-import logging
 import operator
-import traceback
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.overrides import TorchFunctionMode
 
 from .errors import Refusal, UnsupportedModelError
 from .graph import Graph, Node
+from .onnx import OnnxNetwork
 from .ops import Input, Op, Output
 from .rules import (
     NO_RULE,
@@ -40,12 +32,12 @@ from .rules import (
     Stacked,
     call_site,
     is_stack,
-    is_users_code,
     op_name,
     place,
     reduce_stack,
     refusal_message,
 )
+from .tracing import quiet, traced
 
 
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
@@ -70,9 +62,27 @@ def objection(graph: Graph, refusals: Sequence[Refusal]) -> UnsupportedModelErro
 
 def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> tuple[Graph, tuple[Refusal, ...]]:
     """The whole graph of a model, and what in it cannot be converted; there, `Refused` stands in the graph."""
-    program = model if isinstance(model, ExportedProgram) else export(model, example)
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        return _Importer(_pure(program)).graph()
+    programs, reasons = ([model], []) if isinstance(model, ExportedProgram) else _traced(model, example)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        (graph, refusals), *others = [_Importer(_pure(p), refused=list(reasons)).graph() for p in programs]
+    elsewhere = dict.fromkeys(refusal for _, refused in others for refusal in refused if refusal not in refusals)
+    return graph, (*refusals, *elsewhere)
+
+
+def _traced(model: nn.Module, example: Sequence[Tensor]) -> tuple[list[ExportedProgram], list[Refusal]]:
+    """Programs of a model, and what they leave out, such as operators of an ONNX file that cannot be read."""
+    try:
+        programs, reasons = traced(model, example)
+    except UnsupportedModelError as e:
+        if not _unread(model):
+            raise
+        refusals = [*_unread(model), *e.refusals]
+        raise UnsupportedModelError(refusal_message(refusals), refusals) from e
+    return programs, [*reasons, *_unread(model)]
+
+
+def _unread(model: nn.Module) -> list[Refusal]:
+    return model.refusals if isinstance(model, OnnxNetwork) else []
 
 
 def _pure(program: ExportedProgram) -> ExportedProgram:
@@ -85,125 +95,6 @@ def _pure(program: ExportedProgram) -> ExportedProgram:
         raise UnsupportedModelError(
             f"torch.export cannot give the operations in place of this model their meaning: {first or type(e).__name__}"
         ) from e
-
-
-def export(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
-    """torch.export with a dynamic batch size, in eval mode, leaving the model as it was."""
-    with eval_mode(model), _quiet(), torch.random.fork_rng(devices=[]), _Traceable(), _free_batch() as numbers:
-        try:
-            program = _exported(model, example, 2)  # a batch of one would be taken as a constant
-            if numbers and program.graph_module.code != _exported(model, example, 64).graph_module.code:
-                raise UnsupportedModelError("the model computes with its batch size, so images are not independent")
-            return _without_freeing(program)
-        except UnsupportedModelError:
-            raise
-        except Exception as e:
-            refusal = _failed_export(e, model)
-            raise UnsupportedModelError(
-                f"torch.export cannot capture this model with input shapes {[tuple(x.shape[1:]) for x in example]} and "
-                f"a free batch size:\n{refusal}\n"
-                "Control flow that depends on the data, a fixed batch size in the code or a wrong input shape are the "
-                "usual reasons.",
-                [refusal],
-            ) from e
-
-
-def _exported(model: nn.Module, example: Sequence[Tensor], images: int) -> ExportedProgram:
-    batch = tuple(torch.cat([x[:1]] * images) for x in example)
-    return torch.export.export(model, batch, dynamic_shapes=_dynamic_batch(model, batch, Dim("batch")))
-
-
-class _Traceable(TorchFunctionMode):
-    """torch.export loses sight of x.data; x.detach() is the same value."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
-            return args[0].detach()
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _free_batch() -> Iterator[list[int]]:
-    """int(x.shape[0] * share) does not fix the batch size; what it gives is noted."""
-    exact, numbers = torch.SymFloat.__int__, list[int]()
-
-    def noted(x: torch.SymFloat) -> int:
-        numbers.append(int(x.node.hint) if x.node.has_hint() else exact(x))  # type: ignore[no-untyped-call]
-        return numbers[-1]
-
-    torch.SymFloat.__int__ = noted  # type: ignore[method-assign]
-    try:
-        yield numbers
-    finally:
-        torch.SymFloat.__int__ = exact  # type: ignore[method-assign]
-
-
-def _without_freeing(program: ExportedProgram) -> ExportedProgram:
-    """Without x.set_(), which frees the memory of a value that nobody reads any more, and is not pure."""
-    for module in program.graph_module.modules():
-        if isinstance(module, fx.GraphModule):
-            for node in list(module.graph.nodes):
-                if node.target is torch.ops.aten.set_.default and not node.users:
-                    module.graph.erase_node(node)
-            module.recompile()
-    return program
-
-
-def _failed_export(e: Exception, model: nn.Module) -> Refusal:
-    """Why and where tracing came to an end; what lies behind that place has not been seen."""
-    if isinstance(e, GuardOnDataDependentSymNode):
-        why = "an if, int() or item() on values that depend on the images has no graph; write it without"
-        return Refusal("control flow", _failed_at(e, model), why)
-    if "Constraints violated (batch)" in str(e):
-        why = "the code takes it for a fixed number; use x.shape[0], or -1 in view() and reshape()"
-        return Refusal("batch size", _failed_at(e, model), why)
-    lines = str(e).strip().splitlines()
-    return Refusal("tracing", _failed_at(e, model), lines[0] if lines else type(e).__name__)
-
-
-def _failed_at(e: Exception, model: nn.Module) -> str:
-    """The module that was running, and the line of the user's code."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, line = "", ""
-    for frame, number in traceback.walk_tb(e.__traceback__):
-        found = paths.get(id(frame.f_locals.get("self")), found)
-        if is_users_code(frame.f_code.co_filename):
-            line = f" ({Path(frame.f_code.co_filename).name}:{number})"
-    return f"{found or 'forward'}{line}"
-
-
-def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> Any:
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    named = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    shapes = tuple({0: batch} for _ in example)
-    starred = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return (*shapes[:named], shapes[named:]) if starred else shapes
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings and logs of torch's tracing: what matters of them is in our own messages."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; afterwards every module is as it was."""
-    training = [m for m in model.modules() if m.training]
-    with suppress(NotImplementedError):  # the module of an exported program has no modes
-        model.eval()
-    try:
-        yield
-    finally:
-        for m in training:
-            m.training = True
 
 
 @dataclass
@@ -254,7 +145,7 @@ class _Importer:
             )
         if self.batch is None:
             self.batch = value.shape[0] if value.ndim else 1
-        if isinstance(self.batch, int):
+        if isinstance(self.batch, int) and not self.refused:
             raise UnsupportedModelError(
                 f"the exported program has a fixed batch size of {self.batch}; export it with "
                 'dynamic_shapes=({0: torch.export.Dim("batch")},) so that batches of any size can run'
@@ -301,14 +192,14 @@ class _Importer:
         return {"constant": source}
 
     def _call(self, node: fx.Node) -> None:
-        if "val" not in node.meta and not node.users:
+        if not node.users and ("val" not in node.meta or op_name(node).startswith("_assert")):
             return  # a check that torch adds for itself
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool)):
+            self.env[node] = node.meta["val"]
+            return
         if _mentions((args, kwargs), _Lost):
             self._refuse(node, _reason_behind_lost(node, args), (args, kwargs))
-            return
-        if isinstance(node.meta.get("val"), torch.SymInt):
-            self.env[node] = node.meta["val"]
             return
         try:
             if not any(_mentions((args, kwargs), what) for what in (str, torch.SymInt, Comparison, Stacked)):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from .calibration import NoEffectWarning
-from .capture import capture, eval_mode
+from .capture import capture
 from .checkpoint import load
 from .errors import CalibrationError, DataError, UnsupportedModelError
 from .graph import Graph, Node
@@ -29,6 +29,7 @@ from .recipes import Recipe, find_recipe
 from .replay import LayerStatistics, Replay, initial_site
 from .simulation import Site, run_ann
 from .thresholds import SCRATCH, ThresholdRule
+from .tracing import eval_mode
 from .values import Value
 
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,33 @@ from torch import Tensor, nn
 
 from .errors import Refusal, UnsupportedModelError
 from .onnx_operators import OPERATORS
-from .rules import REMEDIES, Refuse, refusal_message
+from .rules import REMEDIES, Refuse
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+Shape = tuple[int, ...] | None  # of one sample; None where it is not known
+
+SHAPE_BYTES = 1024  # stored tensors that may hold a shape are smaller
 OLDEST_OPSET = 7  # before it, operators broadcast by rules of their own
+
+
+@torch.library.custom_op("spikecal::unread", mutates_args=())
+def unread(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Stands for an operator that cannot be read, so that tracing goes on and finds what else cannot be converted."""
+    return x.new_zeros(x.shape[0], *shape)
+
+
+@unread.register_fake
+def _unread(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.new_empty(x.shape[0], *shape)
+
+
+@dataclass
+class Found:
+    """What tracing finds out about a node; an object, because torch.export takes back what it assigns to modules."""
+
+    refusal: Refusal | None = None
 
 
 class Step(nn.Module):
@@ -34,6 +56,8 @@ class Step(nn.Module):
         """label: what it is, and where. fixed: the inputs, by position, that are the same for all images."""
         super().__init__()
         self.label, self.run, self.attributes = label, run, attributes
+        self.shapes: Sequence[Shape] = (None,)  # of its outputs, as far as the file tells
+        self.found = Found()
         self.settings = {i: value for i, value in fixed.items() if not isinstance(value, Tensor)}
         for i in fixed.keys() - self.settings:
             self.register_parameter(f"input{i}", nn.Parameter(fixed[i], requires_grad=False))
@@ -43,8 +67,9 @@ class Step(nn.Module):
         try:
             found = self.run(*full, **self.attributes)
         except Refuse as e:
-            refused = [Refusal(*self.label, str(e))]
-            raise UnsupportedModelError(refusal_message(refused), refused) from None
+            self.found.refusal = Refusal(*self.label, str(e))
+            x = next((v for v in full if isinstance(v, Tensor) and v.ndim), torch.zeros(1))
+            return tuple(unread(x, list(x.shape[1:] if shape is None else shape)) for shape in self.shapes)
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -54,10 +79,15 @@ class OnnxNetwork(nn.Module):
     input_shapes: those of one sample, by the name of the input; None where the file leaves a size open.
     """
 
-    def __init__(self, input_shapes: Mapping[str, tuple[int, ...] | None], outputs: Sequence[str]) -> None:
+    def __init__(self, input_shapes: Mapping[str, Shape], outputs: Sequence[str]) -> None:
         super().__init__()
         self.input_shapes, self.outputs = dict(input_shapes), tuple(outputs)
         self.order: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []  # of steps: name, inputs, outputs
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """What could not be read when the network was last traced."""
+        return [s.found.refusal for s in self.children() if isinstance(s, Step) and s.found.refusal]
 
     def append(self, name: str, step: Step, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         while hasattr(self, name):
@@ -80,22 +110,20 @@ def read_onnx(path: Path) -> OnnxNetwork:
     inputs = [i for i in model.graph.input if i.name not in constants]
     network = OnnxNetwork({i.name: _sample_shape(i) for i in inputs}, [o.name for o in model.graph.output])
     read = {name for node in model.graph.node for name in node.input} | set(network.outputs)
-    batch, refused, unread = _sizes(inputs[0])[0] if inputs else None, list[Refusal](), False
+    batch, shapes = _sizes(inputs[0])[0] if inputs else None, _inferred(model)
     for number, node in enumerate(model.graph.node):
         node.name = _module_name(node.name or f"{node.op_type}_{number}")
         try:
             step = _step(node, constants, batch, read, path.parent)
-            if constants.keys() >= set(node.input):
-                constants |= zip(node.output, step(*[None] * len(node.input)), strict=False)
-            else:
-                network.append(node.name, step, node.input, node.output)
-                if _remedy(node) is not None:  # capture will refuse it, unless the file cannot be read to its end
-                    refused.append(Refusal(node.op_type, node.name, str(_remedy(node))))
         except Refuse as e:
-            refused.append(Refusal(node.op_type, node.name, str(e)))
-            unread = True
-    if unread:
-        raise UnsupportedModelError(refusal_message(refused), refused)
+            step = Step((node.op_type, node.name), _refusing(e), {}, {})
+        step.shapes = [shapes.get(name) for name in node.output]
+        if constants.keys() >= set(node.input):
+            found = dict(zip(node.output, step(*[None] * len(node.input)), strict=False))
+            if not step.found.refusal:
+                constants |= found
+                continue
+        network.append(node.name, step, node.input, node.output)
     for name in constants.keys() & set(network.outputs):  # the same for all images, yet part of the result
         same = Step(("Identity", name), lambda x: x, {}, {0: torch.as_tensor(constants[name])})
         network.append(_module_name(name), same, [name], [name])
@@ -118,6 +146,30 @@ def _load(path: Path) -> ModelProto:
     if opset < OLDEST_OPSET:
         raise UnsupportedModelError(f"{path.name} has opset {opset}; export it anew with {OLDEST_OPSET} or later")
     return model
+
+
+def _refusing(reason: Refuse) -> Callable[..., Any]:
+    def run(*inputs: Any) -> Any:
+        raise reason
+
+    return run
+
+
+def _inferred(model: ModelProto) -> dict[str, Shape]:
+    """The shapes of samples of all values, as far as they can be inferred; without copying the weights."""
+    import onnx
+
+    outline = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    outline.graph.CopyFrom(onnx.GraphProto(name="outline", node=model.graph.node, input=model.graph.input))
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() < SHAPE_BYTES:
+            outline.graph.initializer.append(tensor)
+        outline.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        known = onnx.shape_inference.infer_shapes(outline).graph.value_info
+    except onnx.shape_inference.InferenceError:
+        return {}
+    return {value.name: _sample_shape(value) for value in known if value.type.tensor_type.HasField("shape")}
 
 
 def _tensor(tensor: TensorProto, folder: Path) -> Tensor:

@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 #: Modules that are one operation each, so that their path is name enough; and files that are no user's code.
 _LEAVES = ("torch.nn.modules.", "spikecal.onnx.Step")
-_INTERNAL = ("/torch/", "/spikecal/onnx.py", "/spikecal/onnx_operators.py", "/spikecal/capture.py", "<")
+_INTERNAL = ("/torch/", "<", *(f"/spikecal/{name}.py" for name in ("onnx", "onnx_operators", "capture", "tracing")))
 
 
 _KNOWN_AS = {
@@ -817,6 +817,7 @@ _NOT_RELU = "it is not a ReLU; train or fine-tune the network with ReLU in its p
 
 #: What to do about well-known operations without a rule.
 REMEDIES = {
+    "unread": "",  # an operator of an ONNX file; whoever read the file says what it is
     "silu": "SiLU is not a ReLU; train or fine-tune the network with ReLU in its place",
     "gelu": "GELU is not a ReLU; train or fine-tune the network with ReLU in its place",
     "hardswish": "Hardswish is not a ReLU; train or fine-tune the network with ReLU in its place",

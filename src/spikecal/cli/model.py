@@ -53,4 +53,4 @@ def surveyed(model: Found, shapes: Sequence[tuple[int, ...]]) -> tuple[Graph, tu
             param_hint="'--input'",
         )
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return survey(model, [torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in shapes])
+    return survey(model, [torch.rand(2, *s, dtype=like.dtype, device=like.device) for s in shapes])
