@@ -346,6 +346,25 @@ def test_operators_that_cannot_be_read_are_listed_even_if_tracing_fails_behind_t
     assert next((r.what, r.where) for r in e.value.refusals) == ("NonZero", "places")
 
 
+CONSTANTS: dict[str, Callable[[File], str]] = {
+    "Neg": lambda f: str(f("Neg", f.constant([1]))),
+    "Max": lambda f: str(f("Max", f.constant([1]), f.constant([2]))),
+    "Pow": lambda f: str(f("Pow", f.constant([2]), f.constant([2]))),
+    "Sqrt": lambda f: str(f("Sqrt", f("Cast", f.constant([4]), to=1))),
+    "Div": lambda f: str(f("Div", f.constant([4]), f.constant([0]))),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_arithmetic_of_constants_that_cannot_be_read_is_listed_with_the_rest(tmp_path: Path, name: str) -> None:
+    f = File(3, 8, 8)
+    x = f("Tanh", f("Relu", "x"))
+    path = f.save(tmp_path / "net.onnx", f("Add", x, f("Cast", CONSTANTS[name](f), to=1)))
+    with pytest.raises(spikecal.UnsupportedModelError) as e:
+        spikecal.convert(path, torch.randn(4, 3, 8, 8))
+    assert {name, "tanh"} <= {r.what for r in e.value.refusals}
+
+
 def test_what_torch_can_do_but_spikes_cannot_is_refused_by_capture(tmp_path: Path) -> None:
     f = File(3, 8, 8)
     x = f("Relu", "x")

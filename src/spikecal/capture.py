@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from .rules import (
     reduce_stack,
     refusal_message,
 )
-from .tracing import quiet, traced
+from .tracing import Traced, quiet, traced
 
 
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
@@ -62,23 +62,22 @@ def objection(graph: Graph, refusals: Sequence[Refusal]) -> UnsupportedModelErro
 
 def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> tuple[Graph, tuple[Refusal, ...]]:
     """The whole graph of a model, and what in it cannot be converted; there, `Refused` stands in the graph."""
-    programs, reasons = ([model], []) if isinstance(model, ExportedProgram) else _traced(model, example)
+    found = Traced(model) if isinstance(model, ExportedProgram) else _traced(model, example)
     with quiet(), torch.random.fork_rng(devices=[]):
-        (graph, refusals), *others = [_Importer(_pure(p), refused=list(reasons)).graph() for p in programs]
-    elsewhere = dict.fromkeys(refusal for _, refused in others for refusal in refused if refusal not in refusals)
-    return graph, (*refusals, *elsewhere)
+        graph, refusals = _Importer(_pure(found.program), refused=list(found.reasons)).graph()
+    return graph, (*refusals, *(r for r in found.elsewhere if r not in refusals))
 
 
-def _traced(model: nn.Module, example: Sequence[Tensor]) -> tuple[list[ExportedProgram], list[Refusal]]:
-    """Programs of a model, and what they leave out, such as operators of an ONNX file that cannot be read."""
+def _traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
+    """The program of a model; what cannot be read of an ONNX file is a reason that it is not the whole model."""
     try:
-        programs, reasons = traced(model, example)
+        found = traced(model, example)
     except UnsupportedModelError as e:
         if not _unread(model):
             raise
         refusals = [*_unread(model), *e.refusals]
         raise UnsupportedModelError(refusal_message(refusals), refusals) from e
-    return programs, [*reasons, *_unread(model)]
+    return replace(found, reasons=[*found.reasons, *_unread(model)])
 
 
 def _unread(model: nn.Module) -> list[Refusal]:
@@ -146,10 +145,11 @@ class _Importer:
         if self.batch is None:
             self.batch = value.shape[0] if value.ndim else 1
         if isinstance(self.batch, int) and not self.refused:
-            raise UnsupportedModelError(
+            why = (
                 f"the exported program has a fixed batch size of {self.batch}; export it with "
                 'dynamic_shapes=({0: torch.export.Dim("batch")},) so that batches of any size can run'
             )
+            self.refused.append(Refusal("batch size", node.name, why))
         self.env[node] = self.add(Input(), (), node, name=node.name)
 
     def _returned(self) -> list[tuple[str, Any]]:
@@ -203,6 +203,8 @@ class _Importer:
             return
         try:
             if not any(_mentions((args, kwargs), what) for what in (str, torch.SymInt, Comparison, Stacked)):
+                if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                    raise Refuse("it draws random numbers, so the model is no function of its inputs; leave it out")
                 self.env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
                 self.env[node] = self._import(node, args, kwargs)

@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -222,18 +223,29 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
         return model.source, collect(batches, len(model.source.inputs), limit)
     if isinstance(model, ExportedProgram):
         graph = capture(model)
-        return graph, collect(batches, len(graph.inputs), limit)
+        images = collect(batches, len(graph.inputs), limit)
+        check_tensors(graph)
+        _check_captured(graph, model.module(), images)
+        return graph, images
     model = _unwrapped(model)
     count = len(model.input_shapes) if isinstance(model, OnnxNetwork) else count_inputs(model)
     images = collect(batches, count, limit)
     parameter = next(model.parameters(), images[0])
     images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
     few = [x[:2] for x in images]
-    expected = _result_of(model, few)
+    if not isinstance(model, OnnxNetwork):  # which has operators, perhaps, that do not run
+        _result_of(model, few)
     graph = capture(model, few)
     check_tensors(graph)
-    check_twin(expected, graph, few)
+    _check_captured(graph, model, images)
     return graph, images
+
+
+def _check_captured(graph: Graph, model: nn.Module, images: Inputs) -> None:
+    """Raise unless the graph computes what the model gives for two images, and for one alone."""
+    check_twin(_result_of(model, [x[:2] for x in images]), graph, [x[:2] for x in images])
+    with suppress(DataError):  # a model need not run on a single image
+        check_twin(_result_of(model, [x[:1] for x in images]), graph, [x[:1] for x in images])
 
 
 def _unwrapped(model: Any) -> nn.Module:
@@ -299,5 +311,5 @@ def check_twin(expected: Any, graph: Graph, images: Sequence[Tensor]) -> None:
         if not error < 1e-4 and bool(torch.isfinite(wanted).all()):
             raise UnsupportedModelError(
                 f"the captured network differs from the model by {error:.2g} of its largest output: its forward pass "
-                "probably depends on something besides its inputs and weights (random numbers, global state)"
+                "probably depends on more than its images and weights (random numbers, global state, batch size)"
             )

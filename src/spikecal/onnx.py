@@ -66,9 +66,10 @@ class Step(nn.Module):
         full = [self.settings.get(i, getattr(self, f"input{i}", value)) for i, value in enumerate(inputs)]
         try:
             found = self.run(*full, **self.attributes)
-        except Refuse as e:
-            self.found.refusal = Refusal(*self.label, str(e))
-            x = next((v for v in full if isinstance(v, Tensor) and v.ndim), torch.zeros(1))
+        except (Refuse, TypeError, ValueError, LookupError, ArithmeticError) as e:
+            why = str(e) if isinstance(e, Refuse) else f"spikecal does not know this form of it: {e}"
+            self.found.refusal = Refusal(*self.label, why)
+            x = next((v if v.ndim else v[None] for v in full if isinstance(v, Tensor)), torch.zeros(1))
             return tuple(unread(x, list(x.shape[1:] if shape is None else shape)) for shape in self.shapes)
         return found if isinstance(found, tuple) else (found,)
 

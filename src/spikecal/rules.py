@@ -39,8 +39,9 @@ from .ops import (
 aten = torch.ops.aten
 
 #: Modules that are one operation each, so that their path is name enough; and files that are no user's code.
-_LEAVES = ("torch.nn.modules.", "spikecal.onnx.Step")
-_INTERNAL = ("/torch/", "<", *(f"/spikecal/{name}.py" for name in ("onnx", "onnx_operators", "capture", "tracing")))
+LEAVES = ("torch.nn.modules.", "spikecal.onnx")
+_OURS = ("onnx", "onnx_operators", "capture", "tracing", "observation")
+_INTERNAL = ("/torch/", "<", *(f"/spikecal/{name}.py" for name in _OURS))
 
 
 _KNOWN_AS = {
@@ -90,9 +91,9 @@ def call_site(node: fx.Node) -> str:
     """The path of the module that made the call; with the operation behind it, unless it is a single operation."""
     path, kind = (_modules(node) or [("", "")])[-1]
     path = path.removeprefix("L['self'].").split("@")[0]
-    if path.startswith("_"):
+    if path.startswith("_empty"):  # torch's word for a call of which it does not know the module
         path = ""
-    if kind.startswith(_LEAVES) and not kind.startswith("torch.nn.modules.container"):
+    if kind.startswith(LEAVES) and not kind.startswith("torch.nn.modules.container"):
         return path or op_name(node)
     return f"{path}.{op_name(node)}" if path else op_name(node)
 
@@ -717,6 +718,8 @@ def _selected(c: Call, x: str, dim: int, places: Tensor) -> str:
     """A selection along one axis of the node x, which need not be the call's own argument."""
     shape = list(next(n.shape for n in reversed(c.importer.nodes) if n.name == x))
     axis = c.axis(dim, len(shape) + 1)
+    if places.dtype == torch.bool:
+        places = places.nonzero().flatten()
     chosen = tuple(int(place) % shape[axis] for place in places)
     shape[axis] = len(chosen)
     return c.add(Select(axis, chosen), x, shape=shape)

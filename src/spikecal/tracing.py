@@ -1,24 +1,20 @@
-"""torch.export, and what it cannot follow.
+"""torch.export, and what is left to say where it fails.
 
-A decision by the values of the images (`if x.max() > 1`) has no graph, and torch.export ends there. To list what else
-a model has to offend, it is then run on the images, what Python reads out of tensors is noted, and it is traced with
-these answers given; once more for each decision with the other answer, so that offenders on both sides are seen.
+A decision by the values of the images (`if x.max() > 1`) has no graph. To list what else a model has to offend, it is
+then traced along the way that the example takes, with what Python read out of tensors there given as answers; the
+offenders on the other sides of the decisions are seen by running them.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
-import sys
 import traceback
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, field
 from io import StringIO
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,48 +24,59 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from .errors import Refusal, UnsupportedModelError
-from .rules import is_users_code
-
-_DECISION = "an if, int() or item() on values that depend on the images has no graph; write it without"
-
-Answers = dict[str, list[Any]]  # what Python reads out of tensors at a place, in order
-
-#: How Python reads the values of a tensor.
-_READS = {
-    *(getattr(Tensor, f"__{name}__") for name in ("bool", "int", "float", "index", "complex", "contains")),
-    *(Tensor.item, Tensor.tolist, Tensor.is_nonzero, Tensor.equal, Tensor.allclose),
-    *(torch.is_nonzero, torch.equal, torch.allclose),
-}
+from .observation import DECISION, Observation, Watch, observe, other_ways, place_of
+from .rules import refusal_message
 
 
-def traced(model: nn.Module, example: Sequence[Tensor]) -> tuple[list[ExportedProgram], list[Refusal]]:
-    """The program of a model in eval mode with a free batch size, leaving the model as it was.
+@dataclass(frozen=True)
+class Traced:
+    """A program; if it is not all of the model, why, and what offends in the rest."""
 
-    If there is none: programs of what can be traced, to list what else offends, and why these are not the model.
-    """
+    program: ExportedProgram
+    reasons: list[Refusal] = field(default_factory=list)
+    elsewhere: list[Refusal] = field(default_factory=list)
+
+
+def traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
+    """The program of a model in eval mode with a free batch size, leaving the model as it was."""
     with eval_mode(model), quiet(), torch.random.fork_rng(devices=[]), _Traceable():
+        batch = _batch(example, 2)  # one image would make a constant of the batch size
+        seen, failure = observe(model, batch), None
         try:
-            return [_program(model, example)], []
+            program = _program(model, example)
+            if not seen.decisions:
+                return Traced(program)
         except UnsupportedModelError:
             raise
         except Exception as e:
-            refusal = _failed(e, model)
-            programs, reasons = _along_paths(model, example)
-            if not programs and refusal.what == "batch size":
-                programs, reasons = [torch.export.export(model, _batch(example, 2))], [refusal]
-            if programs:
-                return programs, reasons
-            raise UnsupportedModelError(
-                f"torch.export cannot capture this model with input shapes {[tuple(x.shape[1:]) for x in example]} and "
-                f"a free batch size:\n{refusal}\n"
-                "Code that is no function of tensors alone, or a wrong input shape are the usual reasons.",
-                [refusal],
-            ) from e
+            failure = e
+        return _as_far_as_possible(model, batch, seen, failure)
+
+
+def _as_far_as_possible(
+    model: nn.Module, batch: tuple[Tensor, ...], seen: Observation, failure: Exception | None
+) -> Traced:
+    """The program of the way that the images take; or an error with all that was seen."""
+    refusal = _failed(failure, model) if failure else None
+    reasons, elsewhere = seen.refusals, list[Refusal]()
+    with suppress(Exception):  # a model that cannot be copied, for one
+        for way in other_ways(model, batch, seen):
+            reasons += [r for r in way.refusals if r not in reasons]
+            elsewhere += [r for r in way.offenders if r not in elsewhere]
+    with suppress(Exception), Watch(model, seen.answers):
+        if refusal and refusal.what == "batch size":
+            return Traced(torch.export.export(model, batch), [refusal, *reasons], elsewhere)
+        return Traced(_exported(model, batch), reasons, elsewhere)
+    if refusal and not any(refusal.where == r.where for r in reasons):
+        reasons.append(refusal)
+    found = [*reasons, *seen.offenders, *(r for r in elsewhere if r not in seen.offenders)]
+    message = f"for images of shapes {[tuple(x.shape[1:]) for x in batch]}, {refusal_message(found)}"
+    raise UnsupportedModelError(message, found) from failure
 
 
 def _program(model: nn.Module, example: Sequence[Tensor]) -> ExportedProgram:
     with _free_batch() as numbers:
-        program = _exported(model, _batch(example, 2))  # a batch of one would be taken as a constant
+        program = _exported(model, _batch(example, 2))
         if numbers and program.graph_module.code != _exported(model, _batch(example, 64)).graph_module.code:
             raise UnsupportedModelError("the model computes with its batch size, so images are not independent")
         return _without_freeing(program)
@@ -91,75 +98,21 @@ def _dynamic_batch(model: nn.Module, example: Sequence[Tensor], batch: Any) -> A
     return (*shapes[:named], shapes[named:]) if starred else shapes
 
 
-# -- decisions by the values of the images ----------------------------------------------------------------------------
-
-
-def _along_paths(model: nn.Module, example: Sequence[Tensor]) -> tuple[list[ExportedProgram], list[Refusal]]:
-    """The programs of the path that the example takes, and of those that leave it at one decision."""
-    taken = _answers(model, example, {})
-    decisions = {where: values[0] for where, values in taken.items() if isinstance(values[0], bool)}
-    left = [_answers(model, example, {where: [not decided]}) for where, decided in decisions.items()]
-    programs = []
-    for answers in filter(None, (taken, *left)):
-        with suppress(Exception), _Reads(model, answers):
-            programs.append(_exported(model, _batch(example, 2)))
-    places = dict.fromkeys(itertools.chain(taken, *left))
-    return programs, [Refusal("control flow", where, _DECISION) for where in places]
-
-
-def _answers(model: nn.Module, example: Sequence[Tensor], forced: Answers) -> Answers:
-    """What Python reads out of tensors on real images, if it first reads what is forced; nothing if that fails."""
-    with suppress(Exception), torch.no_grad(), _Reads(model, forced) as reads:
-        model(*_batch(example, 2))
-        return dict(reads.given)
-    return {}
-
-
-class _Reads(TorchFunctionMode):
-    """Gives the answers it has to whoever reads a tensor, and after them the values; notes what was given."""
-
-    def __init__(self, model: nn.Module, answers: Answers) -> None:
-        super().__init__()
-        self.model, self.given = model, defaultdict[str, list[Any]](list)
-        self.pending = {where: list(values) for where, values in answers.items()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _READS:
-            return func(*args, **(kwargs or {}))
-        where = _place(self._frames_of_model(), self.model)
-        value = self.pending[where].pop(0) if self.pending.get(where) else func(*args, **(kwargs or {}))
-        self.given[where].append(value)
-        return value
-
-    def _frames_of_model(self) -> list[tuple[FrameType, int]]:
-        callers = traceback.walk_stack(sys._getframe(2))
-        return [*itertools.takewhile(lambda frame: frame[0].f_code.co_filename != __file__, callers)][::-1]
-
-
 # -- where tracing came to an end -------------------------------------------------------------------------------------
 
 
 def _failed(e: Exception, model: nn.Module) -> Refusal:
     """Why and where tracing came to an end; what lies behind that place has not been seen."""
-    where = _place(traceback.walk_tb(e.__traceback__), model)
+    paths = {id(module): path for path, module in model.named_modules()}
+    where = place_of(traceback.walk_tb(e.__traceback__), paths)
     if isinstance(e, GuardOnDataDependentSymNode):
-        return Refusal("control flow", where, _DECISION)
+        return Refusal("control flow", where, DECISION)
     if "Constraints violated (batch)" in str(e):
         why = "the code takes it for a fixed number; use x.shape[0], or -1 in view() and reshape()"
         return Refusal("batch size", where, why)
     lines = str(e).strip().splitlines()
-    return Refusal("tracing", where, lines[0] if lines else type(e).__name__)
-
-
-def _place(frames: Iterable[tuple[FrameType, int]], model: nn.Module) -> str:
-    """The module that was running, and the line of the user's code; frames from the outermost on."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, line = "", ""
-    for frame, number in frames:
-        found = paths.get(id(frame.f_locals.get("self")), found)
-        if is_users_code(frame.f_code.co_filename):
-            line = f" ({Path(frame.f_code.co_filename).name}:{number})"
-    return f"{found or 'forward'}{line}"
+    why = f"torch.export cannot follow it ({lines[0] if lines else type(e).__name__}); use tensors alone"
+    return Refusal("tracing", where, why)
 
 
 # -- torch's tracing, made quiet and tolerant -------------------------------------------------------------------------

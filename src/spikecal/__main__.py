@@ -1,0 +1,5 @@
+"""`python -m spikecal` is the command `spikecal`."""
+
+from .cli import main
+
+main()
