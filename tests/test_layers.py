@@ -32,6 +32,8 @@ ORDER = [
     "images",
     "rules",
     "preparation",
+    "observation",
+    "tracing",
     "capture",
     "simulation",
     "engine",
@@ -51,6 +53,7 @@ ORDER = [
     "models",
     "demo",
     "cli",
+    "__main__",
 ]
 
 #: What `SpikingNetwork` imports only when it is asked for it: these build on the network themselves.

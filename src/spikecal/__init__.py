@@ -25,7 +25,12 @@ if TYPE_CHECKING:
         SpikecalError as SpikecalError,
         UnsupportedModelError as UnsupportedModelError,
     )
-    from .evaluation import Evaluation as Evaluation, LayerResult as LayerResult, evaluate as evaluate
+    from .evaluation import (
+        ErrorParts as ErrorParts,
+        Evaluation as Evaluation,
+        LayerResult as LayerResult,
+        evaluate as evaluate,
+    )
     from .network import SpikingNetwork as SpikingNetwork
     from .recipes import (
         RECIPES as RECIPES,
@@ -53,7 +58,7 @@ _NAMES = {
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
-    "evaluation": "Evaluation LayerResult evaluate",
+    "evaluation": "ErrorParts Evaluation LayerResult evaluate",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
     "thresholds": "LTB MMSE MaxActivation Percentile",

@@ -19,13 +19,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from .errors import Refusal, UnsupportedModelError
 from .graph import Graph, Node
-from .onnx import OnnxNetwork
 from .ops import Input, Op, Output
 from .rules import (
     NO_RULE,
     PRODUCTS,
     REMEDIES,
     RULES,
+    UNREAD,
     Call,
     Comparison,
     Refuse,
@@ -37,7 +37,7 @@ from .rules import (
     reduce_stack,
     refusal_message,
 )
-from .tracing import Traced, quiet, traced
+from .tracing import PartlyRead, Traced, quiet, traced
 
 
 def capture(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -> Graph:
@@ -69,7 +69,7 @@ def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -
 
 
 def _traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
-    """The program of a model; what cannot be read of an ONNX file is a reason that it is not the whole model."""
+    """The program of a model; what could not be read of its file is a reason that it is not the whole model."""
     try:
         found = traced(model, example)
     except UnsupportedModelError as e:
@@ -81,7 +81,7 @@ def _traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
 
 
 def _unread(model: nn.Module) -> list[Refusal]:
-    return model.refusals if isinstance(model, OnnxNetwork) else []
+    return model.refusals if isinstance(model, PartlyRead) else []
 
 
 def _pure(program: ExportedProgram) -> ExportedProgram:
@@ -238,7 +238,7 @@ class _Importer:
             if isinstance(part, Tensor) and (part.ndim == 0 or not self._is_batch(part.shape[0])):
                 raise Refuse("it mixes the images of a batch or moves the batch dimension; keep dimension 0 the batch")
         if rule is None:
-            raise Refuse(REMEDIES.get(op_name(node), NO_RULE))
+            raise Refuse("" if op_name(node) == UNREAD else REMEDIES.get(op_name(node), NO_RULE))
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         named = dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
         full = {a.name: named.get(a.name, a.default_value) for a in schema}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Sized
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -13,13 +16,33 @@ from torch import Tensor
 
 from .checkpoint import load
 from .errors import DataError, UnsupportedModelError
+from .functional import clip_floor, mean_over_time
 from .graph import Graph, Node
 from .images import as_batches, fit_inputs, split_batch
 from .network import SpikingNetwork
 from .ops import Activation
 from .progress import track
-from .simulation import Neurons, run_ann
+from .simulation import Instruction, Neurons, State, ann_program, run_ann, run_steps
 from .values import Value
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """The steps from x to s̄ of one layer: x − s̄ is their sum; of each the squared norm, as a share of ‖x‖².
+
+    They need not add up to the error, because steps can make good for each other.
+    """
+
+    inherited: float  # x − x', where x' is what the ANN's activation would make of what arrives here
+    clipping: float  # x' above the threshold
+    flooring: float  # what is left, in whole spikes
+    unevenness: float  # what the neurons fire instead, because the current is not the same at every step
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest part; nothing where there is no error."""
+        parts = asdict(self)
+        return max(parts, key=lambda name: parts[name]) if any(parts.values()) else ""
 
 
 @dataclass(frozen=True)
@@ -32,8 +55,12 @@ class LayerResult:
     threshold_min: float
     threshold_max: float
     firing_rate: float  # spikes per neuron and step
+    channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
+    parts: ErrorParts
+    correlation: float  # of s̄ with x
     dead_share: float  # neurons that never fired
+    saturated_share: float  # of neurons and images: fired at every step
 
 
 @dataclass(frozen=True)
@@ -49,6 +76,10 @@ class Evaluation:
     accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
     agreement: float  # share of images on which SNN and ANN give the same answer
     agreement_over_time: list[float]
+    final_over_time: list[float]  # share of images whose answer does not change any more after 1, 2, ... steps
+    confidence: float  # mean probability (softmax) of the answer
+    ann_confidence: float
+    confusion: list[list[int]]  # label, answer, and how many images, where there are any
     layers: list[LayerResult]
 
     @property
@@ -63,10 +94,14 @@ class Evaluation:
 
 @dataclass
 class _LayerSums:
-    rates: float = 0.0  # summed over images and neurons
-    wrong: float = 0.0
-    power: float = 0.0
+    """Sums over images; of single neurons, (C, ...), or of all."""
+
+    rates: Tensor | None = None  # (C,)
+    saturated: float = 0.0
+    norms: Tensor | None = None  # of x − s̄ and its parts, squared
+    moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
     mean: Tensor | None = None  # s̄ of the images in hand, (B, C, ...)
+    target: Tensor | None = None  # x of the images in hand
     fired: Tensor | None = None  # ever, (C, ...)
 
 
@@ -74,11 +109,17 @@ class _LayerSums:
 class _Sums:
     images: int = 0
     labelled: bool | None = None
-    right: float = 0.0
     right_ann: float = 0.0
     right_over_time: Tensor | None = None
     same_over_time: Tensor | None = None
+    final_over_time: Tensor | None = None
+    confidence: Tensor | None = None  # of SNN and ANN
+    confusion: Counter[tuple[int, int]] = field(default_factory=Counter)
     layers: dict[str, _LayerSums] = field(default_factory=dict)
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
 
 
 @torch.no_grad()
@@ -137,43 +178,91 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
 
 def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
     (ys,) = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))  # (T, B, classes)
-    (z,) = run_ann(snn.source, images, lambda node, value: _compare(snn, sums, node, value))  # (B, classes)
-    answers, ann = snn.running(0, ys).argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
+    (z,) = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))  # (B, classes)
+    run_steps(_mean_program(snn, sums), images, 1, {}, None, None)
+    running = snn.running(0, ys)  # (latency, B, classes)
+    answers, ann = running.argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
     sums.images += len(ann)
-    same = (answers == ann).sum(1)
-    sums.same_over_time = same if sums.same_over_time is None else sums.same_over_time + same
+    sums.same_over_time = _plus(sums.same_over_time, (answers == ann).sum(1))
+    final = (answers == answers[-1]).flip(0).cumprod(0).flip(0)  # (latency, B)
+    sums.final_over_time = _plus(sums.final_over_time, final.sum(1))
+    confidence = torch.stack([y.double().softmax(1).amax(1).sum().cpu() for y in (running[-1], z)])
+    sums.confidence = _plus(sums.confidence, confidence)
     if labels is not None:
-        right = (answers == labels).sum(1)
-        sums.right_over_time = right if sums.right_over_time is None else sums.right_over_time + right
+        sums.right_over_time = _plus(sums.right_over_time, (answers == labels).sum(1))
         sums.right_ann += int((ann == labels).sum())
+        sums.confusion.update(zip(labels.tolist(), answers[-1].tolist(), strict=True))
 
 
 def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None:
     if not isinstance(node.op, Activation):
         return
-    layer = sums.layers[node.name]
-    site = snn.sites[node.name]
+    layer, site = sums.layers[node.name], snn.sites[node.name]
     assert isinstance(site, Neurons)
     mean, share = value.mean(), value.steps / snn.T  # (B, C, ...)
-    layer.rates += float(site.rate(value, mean).sum(dtype=torch.float64)) * share
-    layer.mean = mean * share if layer.mean is None else layer.mean + mean * share
+    rates = site.rate(value, mean).sum(0, dtype=torch.float64).expand(node.shape)  # (C, ...)
+    axis = snn.graph.channel_axis(node) % max(1, len(node.shape))
+    by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
+    layer.rates = _plus(layer.rates, by_channel * share)
+    layer.mean = _plus(layer.mean, mean * share)
 
 
-def _compare(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None:
-    if not isinstance(node.op, Activation):
-        return
-    layer, site = sums.layers[node.name], snn.sites[node.name]
-    assert layer.mean is not None and isinstance(site, Neurons)
-    layer.wrong += float((value.data - layer.mean).square().sum(dtype=torch.float64))
-    layer.power += float(value.data.square().sum(dtype=torch.float64))
-    fired = (layer.mean > 0).any(0)
+def _keep_target(sums: _Sums, node: Node, value: Value) -> None:
+    if isinstance(node.op, Activation):
+        sums.layers[node.name].target = value.data
+
+
+def _mean_program(snn: SpikingNetwork, sums: _Sums) -> list[Instruction]:
+    """The network on means over time, with what the neurons really fired: averaging commutes with all between them."""
+    return [
+        replace(step, run=partial(_account, snn, step.node, sums.layers[step.node.name]))
+        if isinstance(step.node.op, Activation)
+        else step
+        for step in ann_program(snn.graph)
+    ]
+
+
+def _account(
+    snn: SpikingNetwork, node: Node, layer: _LayerSums, inputs: Sequence[Value], steps: int, state: State
+) -> Value:
+    """Take stock of one layer, given the mean current that arrives there; and go on with its mean spikes."""
+    site, x, s = snn.sites[node.name], layer.target, layer.mean
+    assert isinstance(site, Neurons) and x is not None and s is not None
+    reached = error_steps(inputs[0].data, x, s, snn.T, site, partial(node.op.run, snn.graph.tensors))
+    differences = [x - s, *(a - b for a, b in itertools.pairwise(reached))]
+    layer.norms = _plus(layer.norms, torch.stack([d.square().sum(dtype=torch.float64) for d in differences]))
+    moments = (x, s, x * x, s * s, x * s)
+    layer.moments = _plus(layer.moments, torch.stack([m.sum(dtype=torch.float64) for m in moments]))
+    layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
+    fired = (s > 0).any(0)
     layer.fired = fired if layer.fired is None else layer.fired | fired
-    layer.mean = None
+    layer.mean = layer.target = None
+    return Value(s)
+
+
+def error_steps(
+    arriving: Tensor, x: Tensor, s: Tensor, T: int, site: Neurons, activation: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """From the ANN's x to the mean spikes s̄ of a layer, each (B, C, ...): x, x', x' clipped, in whole spikes, s̄.
+
+    Of the constant current that neurons have of their own, up to θ/2T makes good for the floor, and the rest belongs
+    to what arrives.
+    """
+    own = site.bias + site.v0 / T
+    if site.temporal is not None:
+        own = own + mean_over_time(site.temporal)
+    floor = torch.minimum(own.clamp(min=0), site.threshold / (2 * T))
+    seen = activation(arriving + own - floor)
+    whole = clip_floor(arriving + own, T, site.threshold)
+    return [x, seen, torch.minimum(seen, site.threshold), whole, s]
 
 
 def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
-    same = (sums.same_over_time.double() / sums.images).tolist() if sums.same_over_time is not None else []
-    right = (sums.right_over_time.double() / sums.images).tolist() if sums.right_over_time is not None else []
+    def shares(total: Tensor | None) -> list[float]:
+        return [] if total is None else [float(share) for share in total.double() / sums.images]
+
+    same, right = shares(sums.same_over_time), shares(sums.right_over_time)
+    confidence = shares(sums.confidence)
     return Evaluation(
         images=sums.images,
         T=snn.T,
@@ -184,20 +273,39 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         accuracy_over_time=right,
         agreement=same[-1],
         agreement_over_time=same,
+        final_over_time=shares(sums.final_over_time),
+        confidence=confidence[0],
+        ann_confidence=confidence[1],
+        confusion=[[label, answer, n] for (label, answer), n in sorted(sums.confusion.items())],
         layers=[_layer_result(snn, node, sums.layers[node.name], sums.images) for node in snn.graph.neurons],
     )
 
 
 def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: int) -> LayerResult:
     site, neurons = snn.sites[node.name], prod(node.shape)
-    assert isinstance(site, Neurons) and layer.fired is not None
+    assert isinstance(site, Neurons) and layer.fired is not None and layer.norms is not None
+    assert layer.rates is not None and layer.moments is not None
+    power = float(layer.moments[2])
+    error, *parts = [float(n) / power if power else float(n > 0) for n in layer.norms]
+    rates = layer.rates / images
     return LayerResult(
         name=node.name,
         neurons=neurons,
         threshold=float(site.threshold.mean()),
         threshold_min=float(site.threshold.min()),
         threshold_max=float(site.threshold.max()),
-        firing_rate=layer.rates / (images * neurons),
-        error=layer.wrong / layer.power if layer.power else float(layer.wrong > 0),
+        firing_rate=float(rates.mean()),
+        channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
+        error=error,
+        parts=ErrorParts(*parts),
+        correlation=_correlation(layer.moments / (images * neurons)),
         dead_share=1 - float(layer.fired.float().mean()),
+        saturated_share=layer.saturated / (images * neurons),
     )
+
+
+def _correlation(moments: Tensor) -> float:
+    """From the means of x, s, x², s², x·s; 0 where one of them never changes."""
+    x, s, xx, ss, xs = moments.tolist()
+    spread = max(xx - x * x, 0.0) * max(ss - s * s, 0.0)
+    return (xs - x * s) / sqrt(spread) if spread > 0 else 0.0

@@ -50,7 +50,6 @@ _NOT_ALWAYS = {
     "fill",
     "cond",
     "native_dropout",
-    "unread",
 }  # whether they offend, a name cannot tell
 
 

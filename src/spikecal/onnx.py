@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from .errors import Refusal, UnsupportedModelError
 from .onnx_operators import OPERATORS
-from .rules import REMEDIES, Refuse
+from .rules import REMEDIES, UNREAD, Refuse
+from .tracing import PartlyRead
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -29,7 +30,7 @@ SHAPE_BYTES = 1024  # stored tensors that may hold a shape are smaller
 OLDEST_OPSET = 7  # before it, operators broadcast by rules of their own
 
 
-@torch.library.custom_op("spikecal::unread", mutates_args=())
+@torch.library.custom_op(f"spikecal::{UNREAD}", mutates_args=())
 def unread(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Stands for an operator that cannot be read, so that tracing goes on and finds what else cannot be converted."""
     return x.new_zeros(x.shape[0], *shape)
@@ -74,7 +75,7 @@ class Step(nn.Module):
         return found if isinstance(found, tuple) else (found,)
 
 
-class OnnxNetwork(nn.Module):
+class OnnxNetwork(PartlyRead):
     """The nodes of an ONNX file, in their order. A file with several outputs gives a tuple.
 
     input_shapes: those of one sample, by the name of the input; None where the file leaves a size open.

@@ -820,7 +820,6 @@ _NOT_RELU = "it is not a ReLU; train or fine-tune the network with ReLU in its p
 
 #: What to do about well-known operations without a rule.
 REMEDIES = {
-    "unread": "",  # an operator of an ONNX file; whoever read the file says what it is
     "silu": "SiLU is not a ReLU; train or fine-tune the network with ReLU in its place",
     "gelu": "GELU is not a ReLU; train or fine-tune the network with ReLU in its place",
     "hardswish": "Hardswish is not a ReLU; train or fine-tune the network with ReLU in its place",
@@ -855,5 +854,7 @@ PRODUCTS = {
     "div": "it divides by an activation, which is not affine; divide by a constant, or use batch norm to normalise",
     **dict.fromkeys(("matmul", "mm", "bmm", "baddbmm", "einsum"), _ATTENTION),
 }
+
+UNREAD = "unread"  # stands for what the reader of a file did not understand; it says so itself
 
 NO_RULE = "spikecal has no rule for it; use affine operations and ReLU"

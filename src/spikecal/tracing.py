@@ -37,6 +37,14 @@ class Traced:
     elsewhere: list[Refusal] = field(default_factory=list)
 
 
+class PartlyRead(nn.Module):
+    """A model from a file; once it is traced, `refusals` tells what in the file could not be read."""
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        raise NotImplementedError
+
+
 def traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
     """The program of a model in eval mode with a free batch size, leaving the model as it was."""
     with eval_mode(model), quiet(), torch.random.fork_rng(devices=[]), _Traceable():

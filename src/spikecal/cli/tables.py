@@ -137,6 +137,12 @@ EXPLAIN = (
 )
 
 
+PARTS = (
+    "Mostly: the largest part of the error, inherited from the layers in front of it, or made here by clipping at the "
+    "threshold, by flooring to whole spikes, or by unevenness of the current over time. "
+)
+
+
 def _range(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
@@ -159,7 +165,7 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
         )  # fmt: skip
     yield _time_table(result)
     yield _layer_table(result)
-    yield Text(f"{EXPLAIN} Silent: neurons that never fired.")
+    yield Text(f"{EXPLAIN} {PARTS}Silent: neurons that never fired.")
 
 
 def _with_error(share: float, images: int) -> str:
@@ -181,7 +187,7 @@ def _time_table(result: Evaluation) -> Table:
 
 
 def _layer_table(result: Evaluation) -> Table:
-    columns = ("layer", "neurons", "threshold", "firing rate", "", "error", " ", "silent")
+    columns = ("layer", "neurons", "threshold", "firing rate", "", "error", " ", "mostly", "silent")
     table = _table("", *columns, right=("neurons", "threshold", "firing rate", "error", "silent"))
     top_rate = max((layer.firing_rate for layer in result.layers), default=0)
     top_error = max((layer.error for layer in result.layers), default=0)
@@ -194,6 +200,7 @@ def _layer_table(result: Evaluation) -> Table:
             _bar(layer.firing_rate, top_rate),
             _number(layer.error, ".4f"),
             _bar(layer.error, top_error),
+            layer.parts.largest,
             _percent(layer.dead_share),
         )
     return table
