@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
 from helpers import Given, converted, inputs, spike_trains, twin_of
+from spikecal.energy import LayerOperations
 from spikecal.evaluation import ErrorParts, error_steps
 from spikecal.functional import integrate_and_fire
 from spikecal.simulation import Neurons, run_ann
@@ -108,9 +109,9 @@ def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
         assert thresholds == pytest.approx((float(theta.mean()), float(theta.min()), float(theta.max())))
 
 
-def numbers(layer: sc.LayerResult) -> list[float]:
+def numbers(result: sc.LayerResult | sc.Operations) -> list[float]:
     """All of them, those inside others as well."""
-    return [x for x in tree_leaves(dataclasses.asdict(layer)) if not isinstance(x, str)]
+    return [x for x in tree_leaves(dataclasses.asdict(result)) if not isinstance(x, str)]
 
 
 def test_batches_and_memory_do_not_matter() -> None:
@@ -120,7 +121,8 @@ def test_batches_and_memory_do_not_matter() -> None:
     frugal.memory = 1
     first = sc.evaluate(snn, [(x, y)])
     for other in (sc.evaluate(snn, DataLoader(TensorDataset(x, y), batch_size=2)), sc.evaluate(frugal, [(x, y)])):
-        assert dataclasses.replace(other, layers=first.layers) == first
+        assert dataclasses.replace(other, layers=first.layers, operations=first.operations) == first
+        assert numbers(other.operations) == pytest.approx(numbers(first.operations), rel=1e-9)
         for a, b in zip(other.layers, first.layers, strict=True):
             assert numbers(a) == pytest.approx(numbers(b), rel=1e-9)
 
@@ -173,8 +175,10 @@ def test_results_are_plain_numbers(labels: bool) -> None:
     assert data["standard_error"] == result.standard_error
     assert data["layers"][0]["name"] == "relu"
     layers = [sc.LayerResult(**layer | {"parts": ErrorParts(**layer["parts"])}) for layer in data.pop("layers")]
-    data.pop("standard_error")
-    assert sc.Evaluation(**data, layers=layers) == result
+    operations = data.pop("operations")
+    operations["layers"] = [LayerOperations(**layer) for layer in operations["layers"]]
+    del data["standard_error"], data["energy"]
+    assert sc.Evaluation(**data, layers=layers, operations=sc.Operations(**operations)) == result
 
 
 # ---------------------------------------------------------------------- refusals

@@ -47,6 +47,7 @@ ORDER = [
     "onnx_operators",
     "onnx",
     "conversion",
+    "energy",
     "evaluation",
     "time_steps",
     "data",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .checkpoint import load as load
     from .closed_form import ClosedFormWeights as ClosedFormWeights
     from .conversion import convert as convert
+    from .energy import Constants as Constants, Energy as Energy, Operations as Operations, estimate as estimate
     from .errors import (
         CalibrationError as CalibrationError,
         CheckpointError as CheckpointError,
@@ -57,6 +58,7 @@ _NAMES = {
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",
+    "energy": "Constants Energy Operations estimate",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
     "evaluation": "ErrorParts Evaluation LayerResult evaluate",
     "network": "SpikingNetwork",

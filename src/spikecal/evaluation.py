@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import load
+from .energy import Energy, Ledger, Operations, estimate
 from .errors import DataError, UnsupportedModelError
 from .functional import clip_floor, mean_over_time
 from .graph import Graph, Node
@@ -81,6 +82,12 @@ class Evaluation:
     ann_confidence: float
     confusion: list[list[int]]  # label, answer, and how many images, where there are any
     layers: list[LayerResult]
+    operations: Operations
+
+    @property
+    def energy(self) -> list[Energy]:
+        """Estimates for one image, by several sets of constants."""
+        return estimate(self.operations, self.T)
 
     @property
     def standard_error(self) -> float | None:
@@ -89,7 +96,8 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and lists, ready for JSON."""
-        return {**asdict(self), "standard_error": self.standard_error}
+        energy = [{**asdict(e), "ratios": e.ratios} for e in self.energy]
+        return {**asdict(self), "standard_error": self.standard_error, "energy": energy}
 
 
 @dataclass
@@ -107,6 +115,7 @@ class _LayerSums:
 
 @dataclass
 class _Sums:
+    ledger: Ledger
     images: int = 0
     labelled: bool | None = None
     right_ann: float = 0.0
@@ -142,7 +151,7 @@ def evaluate(
             "only a network whose one output is the scores of two or more classes can be evaluated; compare "
             "snn(x) with snn.ann(x) for another"
         )
-    sums = _Sums(layers={node.name: _LayerSums() for node in snn.graph.neurons})
+    sums = _Sums(Ledger(snn.graph, snn.sites, snn.T), layers={node.name: _LayerSums() for node in snn.graph.neurons})
     total = len(loader) if isinstance(loader, Sized) else None
     for item in track(as_batches(loader), "evaluating", total, progress):
         inputs, rest = split_batch(item, len(snn.graph.inputs))
@@ -179,6 +188,7 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
 def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
     (ys,) = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))  # (T, B, classes)
     (z,) = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))  # (B, classes)
+    sums.ledger.begin(len(images[0]))
     run_steps(_mean_program(snn, sums), images, 1, {}, None, None)
     running = snn.running(0, ys)  # (latency, B, classes)
     answers, ann = running.argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
@@ -214,21 +224,23 @@ def _keep_target(sums: _Sums, node: Node, value: Value) -> None:
 
 def _mean_program(snn: SpikingNetwork, sums: _Sums) -> list[Instruction]:
     """The network on means over time, with what the neurons really fired: averaging commutes with all between them."""
-    return [
-        replace(step, run=partial(_account, snn, step.node, sums.layers[step.node.name]))
-        if isinstance(step.node.op, Activation)
-        else step
-        for step in ann_program(snn.graph)
-    ]
+    return [replace(step, run=partial(_run_on_means, snn, sums, step)) for step in ann_program(snn.graph)]
 
 
-def _account(
-    snn: SpikingNetwork, node: Node, layer: _LayerSums, inputs: Sequence[Value], steps: int, state: State
+def _run_on_means(
+    snn: SpikingNetwork, sums: _Sums, step: Instruction, inputs: Sequence[Value], steps: int, state: State
 ) -> Value:
+    if isinstance(step.node.op, Activation):
+        return _account(snn, step.node, sums.layers[step.node.name], inputs[0].data)
+    sums.ledger.note(step.node, [value.data for value in inputs])
+    return step.run(inputs, steps, state)
+
+
+def _account(snn: SpikingNetwork, node: Node, layer: _LayerSums, arriving: Tensor) -> Value:
     """Take stock of one layer, given the mean current that arrives there; and go on with its mean spikes."""
     site, x, s = snn.sites[node.name], layer.target, layer.mean
     assert isinstance(site, Neurons) and x is not None and s is not None
-    reached = error_steps(inputs[0].data, x, s, snn.T, site, partial(node.op.run, snn.graph.tensors))
+    reached = error_steps(arriving, x, s, snn.T, site, partial(node.op.run, snn.graph.tensors))
     differences = [x - s, *(a - b for a, b in itertools.pairwise(reached))]
     layer.norms = _plus(layer.norms, torch.stack([d.square().sum(dtype=torch.float64) for d in differences]))
     moments = (x, s, x * x, s * s, x * s)
@@ -278,6 +290,7 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         ann_confidence=confidence[1],
         confusion=[[label, answer, n] for (label, answer), n in sorted(sums.confusion.items())],
         layers=[_layer_result(snn, node, sums.layers[node.name], sums.images) for node in snn.graph.neurons],
+        operations=sums.ledger.result(),
     )
 
 

@@ -155,18 +155,18 @@ def only_moves(op: Op) -> bool:
 
 
 def _moved_height(op: Op, inputs: Sequence[Value]) -> Tensor | None:
-    """The height of spikes behind an operation that only puts them elsewhere, in the shape of a sample."""
-    heights = [v.height for v in inputs if v.height is not None]
-    if not only_moves(op) or len(heights) < len(inputs):
-        return None
-    samples = (h.expand(v.data.shape[2:]).unsqueeze(0) for h, v in zip(heights, inputs, strict=True))
-    return op.run({}, *samples)[0]
+    heights = [v.height.expand(v.data.shape[2:]) for v in inputs if v.height is not None]
+    return height_behind(op, heights) if only_moves(op) and len(heights) == len(inputs) else None
+
+
+def height_behind(op: Op, heights: Sequence[Tensor]) -> Tensor:
+    """The height of spikes behind an operation that only puts them elsewhere; all in the shape of a sample."""
+    return op.run({}, *(h.unsqueeze(0) for h in heights))[0]
 
 
 def _peak(node: Node, x: Value, state: State) -> Value:
     """A maximum over time; of spikes it is counted in spikes, so that it is exactly one or none."""
-    within_channels = not (isinstance(node.op, Max) and 0 in node.op.axes)
-    height = _of_channels(x) if within_channels else None
+    height = None if x.height is None else height_of_channels(node.op, x.height.expand(x.data.shape[2:]))
     if height is None:
         y, state[node.name] = increments(lambda total: node.op.run({}, total), x.data, state.get(node.name))
         return Value(y, constant=False)
@@ -176,11 +176,11 @@ def _peak(node: Node, x: Value, state: State) -> Value:
     return Value(y * height, constant=False, height=height)
 
 
-def _of_channels(x: Value) -> Tensor | None:
+def height_of_channels(op: Op, height: Tensor) -> Tensor | None:
     """The height of the spikes of each channel, (C,), if it has one; padding, which never fires, may have none."""
-    if x.height is None:
+    if isinstance(op, Max) and 0 in op.axes:
         return None
-    heights = x.height.expand(x.data.shape[2:]).flatten(1)  # (C, values)
+    heights = height.flatten(1)  # (C, values)
     top = heights.amax(1)
     return top if bool(((heights == top[:, None]) | (heights == 0)).all()) else None
 

@@ -166,6 +166,30 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
     yield _time_table(result)
     yield _layer_table(result)
     yield Text(f"{EXPLAIN} {PARTS}Silent: neurons that never fired.")
+    yield from _energy_table(result)
+
+
+def _energy_table(result: Evaluation) -> Iterator[RenderableType]:
+    o = result.operations
+    baselines = [f"of {name} ANN" for name in result.energy[0].ann]
+    columns = ("constants", "nanojoule", *baselines)
+    table = _table("energy of one image, estimated", *columns, right=columns[1:])
+    for e in result.energy:
+        table.add_row(Text(e.constants.name), f"{e.spiking / 1000:,.1f}", *(f"{r:.2f} ×" for r in e.ratios.values()))
+    yield table
+    yield Text(
+        f"Counted for one image: {o.synaptic_operations:,.0f} ± {o.synaptic_operations_std:,.0f} synaptic operations "
+        f"({o.spikes_per_synapse:.2f} per synapse; published break-even points lie at 0.15 to 1.38), "
+        f"{o.multiply_accumulates:,.0f} multiply-accumulates where the input is not binary, {o.neuron_updates:,} "
+        f"neuron updates; the ANN has {o.ann_multiply_accumulates:,} multiply-accumulates. Memory traffic is not in "
+        "the estimates."
+    )
+    analog = sum(layer.multiply_accumulates for layer in o.layers if layer.input == "analog")
+    if analog > 0.1 * o.ann_multiply_accumulates:
+        yield Text(
+            f"{_percent(analog / o.multiply_accumulates)} of the multiply-accumulates are behind pools or sums of "
+            "spikes, which are not binary; --pool-to-conv gives pools neurons of their own."
+        )
 
 
 def _with_error(share: float, images: int) -> str:
