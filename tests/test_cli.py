@@ -563,7 +563,9 @@ def test_evaluate_shows_accuracies_and_layers(converted: Path) -> None:
     assert "(T = 6, recipe light), ANN" in text
     assert "40 images (± standard error)" in text
     assert "after step 1 2 4 6" in text
-    assert "layer neurons threshold firing rate error silent" in text
+    assert "layer neurons threshold firing rate error mostly silent" in text
+    assert "energy of one image, estimated" in text
+    assert "% of the ANN's accuracy at T=6." in text
 
 
 def test_evaluate_json_is_what_the_library_says(folder: Path, converted: Path) -> None:

@@ -49,6 +49,7 @@ ORDER = [
     "conversion",
     "energy",
     "evaluation",
+    "judgement",
     "time_steps",
     "data",
     "models",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         LayerResult as LayerResult,
         evaluate as evaluate,
     )
+    from .judgement import advice as advice, verdict as verdict
     from .network import SpikingNetwork as SpikingNetwork
     from .recipes import (
         RECIPES as RECIPES,
@@ -61,6 +62,7 @@ _NAMES = {
     "energy": "Constants Energy Operations estimate",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
     "evaluation": "ErrorParts Evaluation LayerResult evaluate",
+    "judgement": "advice verdict",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
     "thresholds": "LTB MMSE MaxActivation Percentile",

@@ -56,6 +56,7 @@ class LayerResult:
     threshold_min: float
     threshold_max: float
     firing_rate: float  # spikes per neuron and step
+    calibration_rate: float | None  # the same on the calibration images
     channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
     parts: ErrorParts
@@ -72,6 +73,7 @@ class Evaluation:
     T: int  # steps in which a layer fires
     latency: int  # steps until the last layer has done so: T, and more with firing delay
     recipe: str
+    classes: int
     accuracy: float | None
     ann_accuracy: float | None
     accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
@@ -280,6 +282,7 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         T=snn.T,
         latency=snn.latency,
         recipe=snn.recipe.name,
+        classes=snn.graph.outputs[0].shape[0],
         accuracy=right[-1] if right else None,
         ann_accuracy=sums.right_ann / sums.images if right else None,
         accuracy_over_time=right,
@@ -308,6 +311,7 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         threshold_min=float(site.threshold.min()),
         threshold_max=float(site.threshold.max()),
         firing_rate=float(rates.mean()),
+        calibration_rate=snn.statistics[node.name].firing_rate if node.name in snn.statistics else None,
         channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
         error=error,
         parts=ErrorParts(*parts),

@@ -153,6 +153,8 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
+    from ..judgement import advice, verdict  # with torch behind it, which --help does not wait for
+
     n = f"{result.images:,} images"
     if result.accuracy is None or result.ann_accuracy is None:
         yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
@@ -167,6 +169,9 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
     yield _layer_table(result)
     yield Text(f"{EXPLAIN} {PARTS}Silent: neurons that never fired.")
     yield from _energy_table(result)
+    yield Text.assemble(("\n" + verdict(result), "bold"))
+    for line in advice(result):
+        yield Text(f"• {line}")
 
 
 def _energy_table(result: Evaluation) -> Iterator[RenderableType]:

@@ -1,0 +1,101 @@
+"""From the numbers of an evaluation to words: how good the network is, where it loses, and what to try next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from .evaluation import Evaluation, LayerResult
+
+MADE_HERE = ("clipping", "flooring", "unevenness")  # in distinction to what a layer inherits
+
+
+def verdict(result: Evaluation) -> str:
+    """One or two sentences."""
+    steps = f"T={result.T}" + (f" (latency {result.latency})" if result.latency > result.T else "")
+    if result.accuracy is None or not result.ann_accuracy:
+        text = f"The same answer as the ANN on {100 * result.agreement:.0f} % of the images at {steps}."
+    else:
+        share = 100 * result.accuracy / result.ann_accuracy
+        text = f"{share:.0f} % of the ANN's accuracy at {steps}."
+    if result.agreement == 1 or (worst := worst_layer(result)) is None:
+        return text
+    return f"{text} The largest error is made in {worst[0].name}, by {worst[1]}."
+
+
+def worst_layer(result: Evaluation) -> tuple[LayerResult, str] | None:
+    """The layer that makes the largest error of its own, and its kind; None if no layer makes any."""
+    found = [(value, layer, kind) for layer in result.layers for kind, value in own_parts(layer).items() if value > 0]
+    if not found:
+        return None
+    _, layer, kind = max(found, key=lambda entry: entry[0])
+    return layer, kind
+
+
+def own_parts(layer: LayerResult) -> dict[str, float]:
+    """The parts of a layer's error that are made in it."""
+    return {kind: value for kind, value in asdict(layer.parts).items() if kind in MADE_HERE}
+
+
+def advice(result: Evaluation) -> list[str]:
+    """What to do next, most urgent first; nothing where all is well."""
+    return [*_about_data(result), *_about_loss(result), *_about_layers(result)]
+
+
+def _about_data(result: Evaluation) -> list[str]:
+    found = []
+    if result.ann_accuracy is not None and result.ann_accuracy < 2 / result.classes:
+        found.append(
+            f"The ANN itself is right on only {100 * result.ann_accuracy:.1f} % of {result.images} images, near chance "
+            f"for {result.classes} classes: check the weights, and the preprocessing and order of labels of the data."
+        )
+    shifted = [layer for layer in result.layers if _differs(layer)]
+    if shifted and (shifted[0] is result.layers[0] or len(shifted) > len(result.layers) / 2):
+        found.append(
+            f"In {len(shifted)} of {len(result.layers)} layers neurons fire at least 1.5 times as often, or as seldom, "
+            "as on the calibration images: calibrate with images like these, in the same preprocessing."
+        )
+    return found
+
+
+def _differs(layer: LayerResult) -> bool:
+    before, now = layer.calibration_rate, layer.firing_rate
+    return before is not None and max(before, now) > 1.5 * min(before, now) and max(before, now) > 1e-3
+
+
+def _about_loss(result: Evaluation) -> list[str]:
+    """If the answers differ from the ANN's: what dominates, and what helps against it."""
+    if result.agreement > 0.99:
+        return []
+    sums = {kind: sum(own_parts(layer)[kind] for layer in result.layers) for kind in MADE_HERE}
+    if not any(sums.values()):
+        return []
+    most, found = max(sums, key=lambda kind: sums[kind]), []
+    share = 100 * sums[most] / sum(sums.values())
+    if most == "unevenness":
+        cure = {
+            "best": 'let layers wait: recipe "pipelined" has the same spikes and more latency, or raise T',
+            "pipelined": "raise T, or the delay",
+        }.get(result.recipe, 'use recipe "best", or "pipelined" where latency does not matter')
+    elif most == "flooring":
+        cure = f"raise T: with {2 * result.T} steps a spike counts half as much"
+    else:
+        cure = "thresholds are low: give more images to find them, or raise T"
+    found.append(f"{share:.0f} % of the error that layers make is {most}; {cure}.")
+    half = result.agreement_over_time[(len(result.agreement_over_time) - 1) // 2]
+    if result.agreement - half > 0.05:
+        points = 100 * (result.agreement - half)
+        found.append(f"Agreement rose by {points:.0f} points in the second half of the steps: a larger T brings more.")
+    return found
+
+
+def _about_layers(result: Evaluation) -> list[str]:
+    found = []
+    for what, share, remedy in (
+        ("never fire", "dead_share", "they cost nothing, but see whether the ANN uses them"),
+        ("fire at every step", "saturated_share", "their thresholds are too low for these images"),
+    ):
+        names = [layer.name for layer in result.layers if getattr(layer, share) > 0.5]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            found.append(f"More than half of the neurons {what} in {', '.join(names[:3])}{more}: {remedy}.")
+    return found

@@ -1,0 +1,95 @@
+"""What is said about a network follows from its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import spikecal as sc
+from helpers import converted, inputs
+
+X = inputs("resnet_block", 8, seed=7)[0]
+
+
+@pytest.fixture(scope="module")
+def result() -> sc.Evaluation:
+    snn = converted("resnet_block")
+    return sc.evaluate(snn, [(X, snn.ann(X).argmax(1))])
+
+
+def with_parts(result: sc.Evaluation, agreement: float = 0.5, **parts: float) -> sc.Evaluation:
+    """The last layer makes these errors, the others none."""
+    none = sc.ErrorParts(0.0, 0.0, 0.0, 0.0)
+    layers = [replace(layer, parts=none) for layer in result.layers]
+    layers[-1] = replace(layers[-1], parts=replace(none, **parts))
+    return replace(result, layers=layers, agreement=agreement, agreement_over_time=[agreement] * result.T)
+
+
+def test_the_verdict_names_the_share_and_the_layer_that_loses_most(result: sc.Evaluation) -> None:
+    some = replace(with_parts(result, unevenness=0.2, inherited=0.9), accuracy=0.45, ann_accuracy=0.9)
+    name = result.layers[-1].name
+    assert (
+        sc.verdict(some)
+        == f"50 % of the ANN's accuracy at T={result.T}. The largest error is made in {name}, by unevenness."
+    )
+    late = replace(some, accuracy=None, ann_accuracy=None, latency=result.T + 3)
+    assert sc.verdict(late).startswith(f"The same answer as the ANN on 50 % of the images at T={result.T} (latency")
+
+
+def test_a_perfect_network_needs_no_advice(result: sc.Evaluation) -> None:
+    perfect = with_parts(result, agreement=1.0)
+    perfect = replace(
+        perfect, layers=[replace(n, dead_share=0.0, saturated_share=0.0, calibration_rate=None) for n in perfect.layers]
+    )
+    assert sc.advice(replace(perfect, ann_accuracy=0.9)) == []
+    assert (
+        sc.verdict(replace(perfect, accuracy=0.9, ann_accuracy=0.9)) == f"100 % of the ANN's accuracy at T={result.T}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts", "words"),
+    [
+        ("light", {"unevenness": 0.2}, 'use recipe "best"'),
+        ("best", {"unevenness": 0.2}, 'recipe "pipelined"'),
+        ("pipelined", {"unevenness": 0.2}, "raise T, or the delay"),
+        ("light", {"flooring": 0.2, "unevenness": 0.1}, "67 % of the error that layers make is flooring; raise T"),
+        ("light", {"clipping": 0.2, "inherited": 0.5}, "100 % of the error that layers make is clipping"),
+    ],
+)
+def test_the_cure_fits_the_error(result: sc.Evaluation, recipe: str, parts: dict[str, float], words: str) -> None:
+    assert any(words in line for line in sc.advice(replace(with_parts(result, **parts), recipe=recipe)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ann_accuracy": 0.21, "classes": 10}, None),
+        ({"ann_accuracy": 0.12, "classes": 10}, "near chance for 10 classes: check the weights, and the preprocessing"),
+        (
+            {"agreement": 0.9, "agreement_over_time": [0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9]},
+            "a larger T brings more",
+        ),
+    ],
+)
+def test_advice_on_the_whole(result: sc.Evaluation, changes: dict[str, Any], words: str | None) -> None:
+    lines = sc.advice(replace(with_parts(result, flooring=0.1), **changes))
+    assert any(words in line for line in lines) if words else not any("near chance" in line for line in lines)
+
+
+def test_images_unlike_those_of_calibration_are_noticed(result: sc.Evaluation) -> None:
+    strange = [replace(layer, calibration_rate=0.1, firing_rate=0.3) for layer in result.layers]
+    assert "calibrate with images like these" in sc.advice(replace(result, layers=strange))[0]
+    snn = converted("resnet_block")
+    same, other = (sc.evaluate(snn, [x]) for x in (X, 10 * X))
+    assert not any("calibrate with" in line for line in sc.advice(same))
+    assert any("calibrate with" in line for line in sc.advice(other))
+
+
+def test_silent_and_saturated_layers_are_named(result: sc.Evaluation) -> None:
+    layers = [replace(layer, dead_share=0.6, saturated_share=0.7) for layer in result.layers]
+    text = "\n".join(sc.advice(replace(result, layers=layers)))
+    assert "More than half of the neurons never fire in " in text
+    assert f"fire at every step in {layers[0].name}" in text
