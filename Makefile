@@ -9,7 +9,7 @@ PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test check slow clean help
+.PHONY: demo test check slow browser clean help
 
 demo: $(VENV)/demo.stamp  ## convert a small trained network and show what happened
 	$(BIN)/spikecal demo
@@ -24,6 +24,10 @@ check: $(VENV)/dev.stamp  ## lint, format and types
 
 slow: $(VENV)/dev.stamp  ## the slow tests only
 	$(PYTEST) -m slow
+
+browser: $(VENV)/dev.stamp  ## the report in a real browser (needs chromium and chromedriver)
+	$(INSTALL) selenium
+	$(PYTEST) -n 0 -m browser -rs
 
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,6 +50,7 @@ ORDER = [
     "energy",
     "evaluation",
     "judgement",
+    "report",
     "time_steps",
     "data",
     "models",

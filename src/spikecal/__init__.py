@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         pipelined as pipelined,
         plain as plain,
     )
+    from .report import write_report as write_report
     from .thresholds import LTB as LTB, MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
     from .time_steps import Search as Search, find_T as find_T
 
@@ -65,6 +66,7 @@ _NAMES = {
     "judgement": "advice verdict",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
+    "report": "write_report",
     "thresholds": "LTB MMSE MaxActivation Percentile",
     "time_steps": "Search find_T",
 }

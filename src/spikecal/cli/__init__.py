@@ -5,6 +5,7 @@ Tables go to stdout, messages and progress to stderr; with `--json`, stdout is o
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +18,8 @@ from .failures import CommandGroup
 from .output import say, show, show_json
 
 if TYPE_CHECKING:
+    from ..data import ImageData
+    from ..network import SpikingNetwork
     from ..recipes import Recipe
 
 EXIT_CODES = """\b
@@ -281,20 +284,12 @@ def evaluate(
     if output is not None:
         check_writable(output, ".json")
     pixels = _preprocessing(size, crop, mean, std)
-    from ..checkpoint import load
-    from ..data import load_data
     from ..evaluation import evaluate as evaluate_network
     from ..files import write_json
     from .tables import evaluation_tables
 
-    snn = load(network)
-    pixels = pixels or _stored_preprocessing(snn)
     split = split or _default_split(data, "test")
-    loaded = load_data(data, split=split, limit=limit, seed=seed, **pixels)
-    if loaded.classes and (len(loaded.classes),) != snn.graph.outputs[0].shape:
-        outputs = "×".join(map(str, snn.graph.outputs[0].shape))
-        say(f"the data has {len(loaded.classes)} class folders, the network {outputs} outputs: labels are the ranks of")
-        say("the sorted folder names, so a missing class shifts those behind it")
+    snn, loaded = _network_and_data(network, data, split, limit, seed, pixels)
     result = evaluate_network(snn, loaded.batches(), progress=sys.stderr.isatty())
     found = {"network": str(network), "data": data, "split": split, **result.to_dict()}
     if output is not None:
@@ -304,6 +299,55 @@ def evaluate(
         show_json(found)
     else:
         show(*evaluation_tables(result))
+
+
+@app.command()
+def report(
+    network: Network,
+    data: Data,
+    split: Split = None,
+    size: Size = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    seed: Seed = 0,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Evaluate a spiking network and write what was found as one HTML file, to be opened in any browser.
+
+    It shows accuracy over time, the error of every layer and its parts, firing rates, spikes and energy.
+
+    \b
+    Example:
+      spikecal report digits.spk --data digits --split test -o report.html
+    """
+    check_writable(output, ".html")
+    pixels = _preprocessing(size, crop, mean, std)
+    from ..report import write_report
+
+    split = split or _default_split(data, "test")
+    snn, loaded = _network_and_data(network, data, split, limit, seed, pixels)
+    command = shlex.join(["spikecal", *sys.argv[1:]])
+    options: dict[str, Any] = {"command": command, "progress": sys.stderr.isatty()}
+    write_report(snn, loaded.batches(), output, title=f"{network.name} on {data}", **options)
+    say(f"wrote {output}")
+
+
+def _network_and_data(
+    network: Path, data: str, split: str | None, limit: int | None, seed: int, pixels: dict[str, Any]
+) -> tuple[SpikingNetwork, ImageData]:
+    """A spiking network, and images preprocessed as those it was converted with, unless `pixels` says otherwise."""
+    from ..checkpoint import load
+    from ..data import load_data
+
+    snn = load(network)
+    loaded = load_data(data, split=split, limit=limit, seed=seed, **(pixels or _stored_preprocessing(snn)))
+    if loaded.classes and (len(loaded.classes),) != snn.graph.outputs[0].shape:
+        outputs = "×".join(map(str, snn.graph.outputs[0].shape))
+        say(f"the data has {len(loaded.classes)} class folders, the network {outputs} outputs: labels are the ranks of")
+        say("the sorted folder names, so a missing class shifts those behind it")
+    return snn, loaded
 
 
 @app.command()

@@ -1,0 +1,164 @@
+"""The HTML report: one file that holds everything and needs no network.
+
+`collect` gathers plain numbers, the template and its script draw them; what comes from files, such as the names of
+layers, reaches the page only as data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..checkpoint import load
+from ..errors import DataError
+from ..evaluation import Evaluation, evaluate
+from ..files import replacing
+from ..images import Inputs, as_batches, fit_inputs, split_batch
+from ..judgement import advice, verdict
+from ..network import SpikingNetwork
+from ..ops import Activation
+from ..simulation import Neurons, run_ann
+
+SAMPLE = 64  # images for histograms and for the error before calibration
+SHOWN = 4  # images of which spikes are shown
+ROWS = 64  # neurons in a raster
+BINS = 40
+
+
+def write_report(
+    snn: SpikingNetwork | str | os.PathLike[str],
+    loader: Iterable[Any],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Spiking network",
+    command: str = "",
+    progress: bool = False,
+) -> Evaluation:
+    """Evaluate a network on labelled batches (x, y) and write what was found as one HTML file."""
+    if not isinstance(snn, SpikingNetwork):
+        snn = load(snn)
+    batches = iter(as_batches(loader))
+    first = next(batches, None)
+    if first is None:
+        raise DataError("there are no images to report on: the iterable of batches is empty")
+    result = evaluate(snn, chain([first], batches), progress=progress)
+    images = fit_inputs(snn.graph, split_batch(first, len(snn.graph.inputs))[0])
+    data = {**collect(snn, result, tuple(x[:SAMPLE] for x in images)), "title": title, "command": command}
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(render(data), encoding="utf-8")
+    return result
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page for these data."""
+    try:
+        from jinja2 import Environment, PackageLoader
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ImportError as e:
+        raise DataError(f"a report needs jinja2 and plotly: pip install 'spikecal[report]' ({e})") from e
+    pages = Environment(loader=PackageLoader("spikecal.report", "."), autoescape=True)
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    harmless = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return pages.get_template("page.html").render(title=data["title"], data=harmless, plotly=get_plotlyjs())
+
+
+def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str, Any]:
+    """Everything that the page shows, as plain numbers and text."""
+    before = {layer.name: layer.error for layer in evaluate(uncalibrated(snn), [_together(images)]).layers}
+    pictures = _pictures(snn, images)
+    layers = [{**asdict(layer), "before": before[layer.name], **pictures[layer.name]} for layer in result.layers]
+    numbers = {key: value for key, value in result.to_dict().items() if key != "layers"}
+    return {
+        **numbers,
+        "layers": layers,
+        "verdict": verdict(result),
+        "advice": advice(result),
+        "sample": len(images[0]),
+        "recipe_json": json.loads(snn.recipe.to_json()),
+        "environment": {
+            "spikecal": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "processor": platform.machine(),
+            "date": date.today().isoformat(),
+        },
+    }
+
+
+def uncalibrated(snn: SpikingNetwork) -> SpikingNetwork:
+    """The same thresholds on the original weights, and nothing corrected."""
+    sites = {
+        name: replace(site, v0=torch.zeros_like(site.v0), bias=torch.zeros_like(site.bias), temporal=None)
+        if isinstance(site, Neurons)
+        else replace(site, bias=torch.zeros_like(site.bias), weights=None)
+        for name, site in snn.sites.items()
+    }
+    return SpikingNetwork(snn.source, snn.source, sites, snn.T, snn.recipe, {}, snn.memory, snn.engine)
+
+
+def _together(images: Inputs) -> Any:
+    return images[0] if len(images) == 1 else (images,)
+
+
+def _pictures(snn: SpikingNetwork, images: Inputs) -> dict[str, dict[str, Any]]:
+    """By layer: histograms of the ANN's activations and of the mean spikes, and the spikes of a few images."""
+    means, targets, trains = dict[str, Tensor](), dict[str, Tensor](), dict[str, list[Tensor]]()
+
+    def add(node: Any, value: Any) -> None:
+        if isinstance(node.op, Activation):
+            share = value.mean() * (value.steps / snn.T)
+            means[node.name] = means.get(node.name, 0) + share
+            trains.setdefault(node.name, []).append(_rows(value.data[:, :SHOWN]))
+
+    def keep(node: Any, value: Any) -> None:
+        if isinstance(node.op, Activation):
+            targets[node.name] = value.data
+
+    snn.currents(images, add)
+    with torch.no_grad():
+        run_ann(snn.source, images, keep)
+    return {
+        node.name: {
+            **_histograms(targets[node.name], means[node.name], snn.sites[node.name]),
+            "raster": _raster(torch.cat(trains[node.name])),
+        }
+        for node in snn.graph.neurons
+    }
+
+
+def _rows(spikes: Tensor) -> Tensor:
+    """Some neurons, evenly spaced, of a train (t, B, ...): (t, B, rows), whether they fire."""
+    flat = spikes.flatten(2) if spikes.ndim > 2 else spikes.unsqueeze(2)
+    chosen = torch.linspace(0, flat.shape[2] - 1, min(ROWS, flat.shape[2]), device=flat.device).round().long()
+    return flat[:, :, chosen] != 0
+
+
+def _raster(fired: Tensor) -> list[list[list[int]]]:
+    """(T, B, rows) -> for every image the steps and the neurons of its spikes."""
+    spikes = [fired[:, image].nonzero() for image in range(fired.shape[1])]
+    return [[(found[:, 0] + 1).tolist(), found[:, 1].tolist()] for found in spikes]
+
+
+def _histograms(x: Tensor, s: Tensor, site: Any) -> dict[str, Any]:
+    """Of what is above zero; the rest is told as a share."""
+    top = max(float(x.max()), float(site.threshold.max()), 1e-12)
+    edges = torch.linspace(0, top, BINS + 1)
+    values: Sequence[Tensor] = [t[t > 0].float().cpu() for t in (x, s)]
+    return {
+        "edges": edges.tolist(),
+        "ann_histogram": torch.histogram(values[0], edges).hist.tolist(),
+        "snn_histogram": torch.histogram(values[1], edges).hist.tolist(),
+        "ann_positive": len(values[0]) / x.numel(),
+        "snn_positive": len(values[1]) / s.numel(),
+    }

@@ -1,0 +1,167 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const percent = (x) => (100 * x).toFixed(1) + " %";
+const names = data.layers.map((layer) => layer.name);
+const PARTS = ["clipping", "flooring", "unevenness", "inherited"];
+
+function element(tag, text, parent) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text; // never as markup: names come from files
+  if (parent) parent.append(made);
+  return made;
+}
+
+// -- charts -----------------------------------------------------------------------------------------------------------
+
+// plotly reads a little markup in labels
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
+
+function draw(id, traces, layout) {
+  const axis = { gridcolor: color("line"), zerolinecolor: color("line"), automargin: true };
+  const base = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("ink"), size: 13 },
+    margin: { l: 55, r: 15, t: 10, b: 45 }, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
+  };
+  const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
+  Plotly.react(id, traces, whole, { displayModeBar: false, responsive: true });
+}
+
+function overTime() {
+  const steps = data.agreement_over_time.map((_, i) => i + 1);
+  const line = (y, name, hue, dash) => ({ x: steps, y, name, mode: "lines+markers", line: { color: color(hue), dash } });
+  const traces = [];
+  if (data.accuracy_over_time.length) {
+    traces.push(line(data.accuracy_over_time, "accuracy of the SNN", "snn"));
+    traces.push({ ...line(steps.map(() => data.ann_accuracy), "accuracy of the ANN", "ann", "dash"), mode: "lines" });
+  }
+  traces.push(line(data.agreement_over_time, "same answer as the ANN", "inherited", "dot"));
+  draw("time", traces, { xaxis: { title: { text: "steps" } }, yaxis: { tickformat: ".0%", rangemode: "tozero" } });
+}
+
+function layerAxis() {
+  return { tickvals: names.map((_, i) => i), ticktext: names.map(plain), tickangle: names.length > 12 ? -60 : 0 };
+}
+
+function bars(id, series, layout) {
+  const traces = series.map(([name, y, hue, more]) => ({
+    type: "bar", x: names.map((_, i) => i), y, name, marker: { color: color(hue) }, hovertext: names.map(plain), ...more,
+  }));
+  draw(id, traces, { xaxis: layerAxis(), ...layout });
+}
+
+function layerCharts() {
+  const of = (key) => data.layers.map((layer) => layer[key]);
+  bars("errors", [["before calibration", of("before"), "inherited"], ["calibrated", of("error"), "snn"]], {});
+  bars("parts", PARTS.map((part) => [part, data.layers.map((layer) => layer.parts[part]), part]), {});
+  const rates = data.layers.map((layer) => layer.channel_rates);
+  const spread = {
+    error_y: {
+      type: "data", symmetric: false, color: color("soft"), thickness: 1,
+      array: data.layers.map((layer, i) => rates[i][4] - layer.firing_rate),
+      arrayminus: data.layers.map((layer, i) => layer.firing_rate - rates[i][0]),
+    },
+  };
+  bars("rates", [["firing rate", of("firing_rate"), "snn", spread]], { yaxis: { rangemode: "tozero" }, showlegend: false });
+}
+
+function oneLayer() {
+  const layer = data.layers[$("layer").value], image = Number($("image").value);
+  const centres = layer.edges.slice(1).map((edge, i) => (edge + layer.edges[i]) / 2);
+  const bar = (y, name, hue) => ({ type: "bar", x: centres, y, name, opacity: 0.65, marker: { color: color(hue) } });
+  const at = (x, hue) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: color(hue), dash: "dash" } });
+  const bounds = layer.threshold_min === layer.threshold_max ? [layer.threshold] : [layer.threshold_min, layer.threshold_max];
+  draw("histogram", [bar(layer.ann_histogram, "ANN activations", "ann"), bar(layer.snn_histogram, "mean spikes", "snn")], {
+    barmode: "overlay", shapes: bounds.map((x) => at(x, "bad")), xaxis: { title: { text: "value (dashed: thresholds)" } },
+    yaxis: { type: "log", title: { text: "neurons above zero" } },
+  });
+  const [steps, rows] = layer.raster[image];
+  draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "line-ns-open", size: 7, color: color("snn") } }], {
+    xaxis: { title: { text: "step" }, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
+  });
+}
+
+// -- words and tables ----------------------------------------------------------------------------------------------------
+
+function words() {
+  $("title").textContent = data.title;
+  $("verdict").textContent = data.verdict;
+  for (const line of data.advice) element("li", line, $("advice"));
+  $("sample").textContent = data.sample;
+  const late = data.latency > data.T ? `, latency ${data.latency}` : "";
+  const tiles = [["firing window", `T = ${data.T}${late}`], ["same answer as ANN", percent(data.agreement)]];
+  if (data.accuracy !== null) tiles.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
+  tiles.push(["images", data.images.toLocaleString("en")], ["recipe", data.recipe]);
+  for (const [name, value] of tiles) {
+    const tile = element("div", undefined, $("tiles"));
+    tile.className = "tile";
+    element("b", value, tile);
+    element("span", name, tile).className = "soft";
+  }
+  const error = data.standard_error === null ? "" : ` Standard error of the accuracy: ${(100 * data.standard_error).toFixed(1)} points.`;
+  $("time-note").textContent = `Mean output of the steps so far, ${data.images} images.${error}`;
+  $("command").textContent = data.command || "sc.write_report(...)";
+  $("recipe").textContent = JSON.stringify(data.recipe_json, null, 2);
+  $("environment").textContent = Object.entries(data.environment).map(([key, value]) => `${key} ${value}`).join("\n");
+}
+
+function energy() {
+  const baselines = Object.keys(data.energy[0].ann), head = element("tr", undefined, element("thead", undefined, $("energy")));
+  for (const name of ["constants (pJ: MAC, addition, neuron)", "nanojoule", ...baselines.map((b) => `of the ${b} ANN`)]) element("th", name, head);
+  const body = element("tbody", undefined, $("energy"));
+  for (const row of data.energy) {
+    const c = row.constants, line = element("tr", undefined, body);
+    const label = `${c.name} (${c.multiply_accumulate}, ${c.accumulate}, ${c.neuron_update})`;
+    element("td", label, line).title = c.source;
+    element("td", (row.spiking / 1000).toLocaleString("en", { maximumFractionDigits: 1 }), line);
+    for (const b of baselines) element("td", row.ratios[b].toFixed(2) + " ×", line);
+  }
+  const o = data.operations, sum = (key) => o.layers.reduce((total, layer) => total + layer[key], 0);
+  const n = (x) => Math.round(x).toLocaleString("en");
+  $("energy-note").textContent = `Counted: ${n(sum("synaptic_operations"))} ± ${n(o.synaptic_operations_std)} synaptic operations, ` +
+    `${n(sum("multiply_accumulates"))} multiply-accumulates where the input is not binary, ${n(o.neuron_updates)} neuron updates; ` +
+    `the ANN has ${n(sum("ann_multiply_accumulates"))} multiply-accumulates. Weights take ${n(o.weight_bytes)} bytes and potentials ` +
+    `${n(o.state_bytes)}. These are estimates: memory traffic, which often costs most, is not in them, and the image is taken to be ` +
+    "multiplied once, not at every step.";
+}
+
+const COLUMNS = [
+  ["layer", (l) => l.name], ["neurons", (l) => l.neurons], ["threshold", (l) => l.threshold, 3], ["firing rate", (l) => l.firing_rate, 4],
+  ["error before", (l) => l.before, 4], ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
+  ["correlation", (l) => l.correlation, 3], ["silent", (l) => l.dead_share, 3], ["saturated", (l) => l.saturated_share, 3],
+];
+let order = { column: -1, down: false };
+
+function layerTable() {
+  const table = $("layers"), find = $("find").value.toLowerCase();
+  table.replaceChildren();
+  const head = element("tr", undefined, element("thead", undefined, table));
+  COLUMNS.forEach(([name], i) => {
+    const mark = order.column === i ? (order.down ? " ↓" : " ↑") : "";
+    const button = element("button", name + mark, element("th", undefined, head));
+    button.onclick = () => { order = { column: i, down: order.column === i ? !order.down : i > 0 }; layerTable(); };
+  });
+  let rows = data.layers.filter((layer) => layer.name.toLowerCase().includes(find));
+  if (order.column >= 0) {
+    const value = COLUMNS[order.column][1], sign = order.down ? -1 : 1;
+    rows = [...rows].sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
+  }
+  const body = element("tbody", undefined, table);
+  for (const layer of rows) {
+    const line = element("tr", undefined, body);
+    for (const [, value, digits] of COLUMNS) element("td", digits ? value(layer).toFixed(digits) : value(layer).toLocaleString("en"), line);
+  }
+}
+
+function charts() { overTime(); layerCharts(); oneLayer(); }
+
+words();
+energy();
+names.forEach((name, i) => { element("option", name, $("layer")).value = i; });
+(data.layers[0]?.raster ?? []).forEach((_, i) => { element("option", i + 1, $("image")).value = i; });
+$("layer").onchange = $("image").onchange = oneLayer;
+$("find").oninput = layerTable;
+layerTable();
+charts();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", charts);

@@ -1,0 +1,83 @@
+"""The report as a person sees it, in a real browser without a window: `make browser`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spikecal as sc
+from spikecal.data import load_data
+from spikecal.models import digits_net
+
+pytestmark = pytest.mark.browser
+
+selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed; make browser does so")
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
+    "--disable-component-update --hide-scrollbars --window-size=1200,4000"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def browser(folder: Path) -> Iterator[Any]:
+    found, driver = (shutil.which("chromium") or shutil.which("google-chrome")), shutil.which("chromedriver")
+    if not found or not driver:
+        pytest.skip("chromium and chromedriver are not on this machine")
+    options = selenium.ChromeOptions()
+    options.binary_location = found
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS.split(), f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    snn = sc.convert(digits_net(), load_data("digits", split="train", limit=64).batches(), 4)
+    sc.write_report(snn, load_data("digits", split="test", limit=64).batches(), folder / "report.html")
+    opened = selenium.Chrome(options, selenium.ChromeService(driver))
+    opened.get((folder / "report.html").as_uri())
+    yield opened
+    opened.quit()
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    return [e.text for e in browser.find_elements("css selector", selector)]
+
+
+def test_every_chart_is_drawn_without_errors(browser: Any, folder: Path) -> None:
+    charts = browser.find_elements("css selector", ".chart")
+    assert len(charts) == 6
+    assert all(chart.find_elements("css selector", "svg.main-svg") for chart in charts)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert browser.save_screenshot(str(folder / "report.png"))
+    assert (folder / "report.png").stat().st_size > 50_000
+
+
+def test_the_verdict_is_the_first_thing_to_read(browser: Any) -> None:
+    (verdict,) = texts(browser, "#verdict")
+    assert "% of the ANN's accuracy at T=4." in verdict
+
+
+def test_another_layer_can_be_chosen(browser: Any) -> None:
+    def points() -> int:
+        return int(browser.execute_script("return document.getElementById('raster').data[0].x.length"))
+
+    before = points()
+    browser.find_elements("css selector", "#layer option")[2].click()
+    assert points() != before
+
+
+def test_the_table_sorts_and_filters(browser: Any) -> None:
+    names = texts(browser, "#layers tbody td:first-child")
+    assert len(names) == 4
+    neurons = next(b for b in browser.find_elements("css selector", "#layers th button") if b.text == "neurons")
+    neurons.click()
+    column = [int(t.replace(",", "")) for t in texts(browser, "#layers tbody td:nth-child(2)")]
+    assert column == sorted(column, reverse=True)
+    browser.find_element("id", "find").send_keys("stem")
+    assert texts(browser, "#layers tbody td:first-child") == ["stem.2"]

@@ -1,0 +1,112 @@
+"""The report: one file with everything in it, whose numbers are those of the evaluation."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import spikecal as sc
+from helpers import converted, inputs
+from spikecal.cli import app
+from spikecal.data import load_data
+from spikecal.models import digits_net
+from spikecal.report import render, uncalibrated
+
+pytest.importorskip("plotly", reason="the report needs the extra 'report'")
+
+X = inputs("resnet_block", 8, seed=7)[0]
+Y = torch.randint(0, 5, (8,), generator=torch.Generator().manual_seed(0))
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    sc.write_report(converted("resnet_block"), [(X[:5], Y[:5]), (X[5:], Y[5:])], path, title="A net", command="made by")
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_numbers_are_those_of_the_evaluation(page: str) -> None:
+    data, result = data_of(page), sc.evaluate(converted("resnet_block"), [(X, Y)])
+    assert data["accuracy_over_time"] == pytest.approx(result.accuracy_over_time)
+    assert (data["images"], data["T"], data["sample"]) == (8, result.T, 5)
+    assert (data["title"], data["command"], data["verdict"]) == ("A net", "made by", sc.verdict(result))
+    assert data["advice"] == sc.advice(result)
+    for shown, layer in zip(data["layers"], result.layers, strict=True):
+        assert shown["name"] == layer.name
+        assert shown["error"] == pytest.approx(layer.error)
+    total = sum(layer["synaptic_operations"] for layer in data["operations"]["layers"])
+    assert total == pytest.approx(result.operations.synaptic_operations)
+
+
+def test_histograms_and_rasters_hold_every_value(page: str) -> None:
+    snn = converted("resnet_block")
+    for layer in data_of(page)["layers"]:
+        neurons = 5 * layer["neurons"]
+        assert sum(layer["ann_histogram"]) == pytest.approx(layer["ann_positive"] * neurons)
+        assert sum(layer["snn_histogram"]) == pytest.approx(layer["snn_positive"] * neurons)
+        assert len(layer["raster"]) == 4
+        for steps, rows in layer["raster"]:
+            assert len(steps) == len(rows)
+            assert all(1 <= t <= snn.T for t in steps)
+            assert all(0 <= row < 64 for row in rows)
+
+
+def test_the_file_needs_nothing_else(page: str) -> None:
+    head = page[: page.index('<script type="application/json"')]
+    assert not re.search(r"(src|href)\s*=|url\(|@import", head)
+    assert "Plotly" in page
+    assert len(page) < 6e6
+
+
+def test_before_calibration_nothing_is_corrected() -> None:
+    snn = converted("resnet_block", sc.best())
+    before = uncalibrated(snn)
+    plain = sc.convert(snn, X, snn.T, sc.Recipe(sc.MMSE(per_channel=True)))
+    for name, site in before.sites.items():
+        assert not site.bias.any()
+        assert name in plain.sites
+    assert before.graph is snn.source
+    assert sc.evaluate(before, [X]).layers[-1].error > sc.evaluate(snn, [X]).layers[-1].error
+
+
+def test_names_are_data_and_never_markup() -> None:
+    evil = "</script><script>alert(1)</script>&<b>"
+    page = render({"title": evil, "layers": [{"name": evil}]})
+    assert evil not in page
+    assert "&lt;/script&gt;" in page[: page.index("<style>")]
+    assert data_of(page)["title"] == evil
+
+
+def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("sklearn")
+    sc.convert(digits_net(), load_data("digits", split="train", limit=32).batches(), 4).save("net.spk")
+    result = CliRunner().invoke(app, ["report", "net.spk", "--data", "digits", "--limit", "20", "-o", "page.html"])
+    assert result.exit_code == 0, result.stderr
+    assert "wrote page.html" in result.stderr
+    data = data_of(Path("page.html").read_text(encoding="utf-8"))
+    assert (data["title"], data["images"]) == ("net.spk on digits", 20)
+    assert data["command"].startswith("spikecal ")
+
+
+def test_bad_input_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(sc.DataError, match="no images to report on"):
+        sc.write_report(converted("resnet_block"), [], tmp_path / "report.html")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(sc.DataError, match=r"pip install 'spikecal\[report\]'"):
+        sc.write_report(converted("resnet_block"), [X], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
