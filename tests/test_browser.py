@@ -81,3 +81,16 @@ def test_the_table_sorts_and_filters(browser: Any) -> None:
     assert column == sorted(column, reverse=True)
     browser.find_element("id", "find").send_keys("stem")
     assert texts(browser, "#layers tbody td:first-child") == ["stem.2"]
+
+
+def test_networks_are_compared(browser: Any, folder: Path) -> None:
+    test = load_data("digits", split="test", limit=64).batches()
+    nets = [sc.convert(digits_net(), load_data("digits", split="train", limit=64).batches(), T) for T in (2, 4)]
+    sc.write_comparison(sc.compare(nets, test), folder / "comparison.html")
+    browser.get((folder / "comparison.html").as_uri())
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    for choice in browser.find_elements("css selector", "#against option"):
+        choice.click()
+        assert choice.text in texts(browser, "#tradeoff .xtitle")
+    assert texts(browser, "#networks tbody td:first-child") == ["light, T=2", "light, T=4"]
+    browser.save_screenshot(str(folder / "comparison.png"))

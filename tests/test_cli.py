@@ -26,7 +26,7 @@ from spikecal.data import load_data
 from spikecal.graph import Graph, Node
 from spikecal.ops import OPS, Activation, AdaptiveAvgPool, Add, AvgPool, Conv, Linear, Scale, Slice
 
-COMMANDS = ("inspect", "convert", "evaluate", "report", "demo")
+COMMANDS = ("inspect", "convert", "evaluate", "report", "compare", "demo")
 
 MODELS = '''
 import torch

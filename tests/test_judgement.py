@@ -9,6 +9,7 @@ import pytest
 
 import spikecal as sc
 from helpers import converted, inputs
+from spikecal.judgement import comparison_verdict
 
 X = inputs("resnet_block", 8, seed=7)[0]
 
@@ -93,3 +94,14 @@ def test_silent_and_saturated_layers_are_named(result: sc.Evaluation) -> None:
     text = "\n".join(sc.advice(replace(result, layers=layers)))
     assert "More than half of the neurons never fire in " in text
     assert f"fire at every step in {layers[0].name}" in text
+
+
+def test_a_comparison_names_the_best_and_the_thrifty(result: sc.Evaluation) -> None:
+    half = replace(result.operations, layers=[replace(n, synaptic_operations=1.0) for n in result.operations.layers])
+    good = replace(result, accuracy=0.9, images=1000)
+    thrifty, poor = replace(good, accuracy=0.89, operations=half), replace(good, accuracy=0.5, operations=half)
+    text = comparison_verdict({"good": good, "thrifty": thrifty, "poor": poor})
+    assert text.startswith("good does best, 90.0 %; thrifty is within noise of it (89.0 %) with ")
+    assert comparison_verdict({"good": good, "poor": poor}) == (
+        "good does best, 90.0 %, and none within noise of it does less work."
+    )

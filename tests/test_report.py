@@ -85,7 +85,7 @@ def test_before_calibration_nothing_is_corrected() -> None:
 
 def test_names_are_data_and_never_markup() -> None:
     evil = "</script><script>alert(1)</script>&<b>"
-    page = render({"title": evil, "layers": [{"name": evil}]})
+    page = render("page.html", {"title": evil, "layers": [{"name": evil}]})
     assert evil not in page
     assert "&lt;/script&gt;" in page[: page.index("<style>")]
     assert data_of(page)["title"] == evil
@@ -101,6 +101,36 @@ def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = data_of(Path("page.html").read_text(encoding="utf-8"))
     assert (data["title"], data["images"]) == ("net.spk on digits", 20)
     assert data["command"].startswith("spikecal ")
+
+
+def test_networks_are_compared_on_the_same_images(tmp_path: Path) -> None:
+    light, best = converted("resnet_block"), converted("resnet_block", sc.best())
+    light.save(tmp_path / "light.spk")
+    results = sc.compare([tmp_path / "light.spk", best, best], iter([(X[:5], Y[:5]), (X[5:], Y[5:])]))
+    assert list(results) == [str(tmp_path / "light.spk"), f"best, T={best.T}", f"best, T={best.T}'"]
+    assert results[f"best, T={best.T}"] == sc.evaluate(best, [(X[:5], Y[:5]), (X[5:], Y[5:])])
+    sc.write_comparison(results, tmp_path / "comparison.html", title="Two nets")
+    data = data_of((tmp_path / "comparison.html").read_text(encoding="utf-8"))
+    assert [net["name"] for net in data["networks"]] == list(results)
+    assert data["networks"][1]["accuracy"] == results[f"best, T={best.T}"].accuracy
+    assert sc.compare({"mine": best}, [X])["mine"].accuracy is None
+    with pytest.raises(sc.DataError, match="no networks to compare"):
+        sc.compare([], [X])
+
+
+def test_the_command_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    for T in (1, 4):
+        sc.convert(digits_net(), load_data("digits", split="train", limit=32).batches(), T).save(f"{T}.spk")
+    options = ["--data", "digits", "--limit", "40"]
+    result = CliRunner().invoke(app, ["compare", "1.spk", "4.spk", *options, "-o", "page.html"])
+    assert result.exit_code == 0, result.stderr
+    assert "4.spk does best" in " ".join(result.stdout.split())
+    data = data_of(Path("page.html").read_text(encoding="utf-8"))
+    assert [net["T"] for net in data["networks"]] == [1, 4]
+    found = json.loads(CliRunner().invoke(app, ["compare", "1.spk", "4.spk", *options, "--json"]).stdout)
+    assert list(found) == ["1.spk", "4.spk"]
 
 
 def test_bad_input_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

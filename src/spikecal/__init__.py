@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ErrorParts as ErrorParts,
         Evaluation as Evaluation,
         LayerResult as LayerResult,
+        compare as compare,
         evaluate as evaluate,
     )
     from .judgement import advice as advice, verdict as verdict
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         pipelined as pipelined,
         plain as plain,
     )
-    from .report import write_report as write_report
+    from .report import write_comparison as write_comparison, write_report as write_report
     from .thresholds import LTB as LTB, MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
     from .time_steps import Search as Search, find_T as find_T
 
@@ -62,11 +63,11 @@ _NAMES = {
     "conversion": "convert",
     "energy": "Constants Energy Operations estimate",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
-    "evaluation": "ErrorParts Evaluation LayerResult evaluate",
+    "evaluation": "ErrorParts Evaluation LayerResult compare evaluate",
     "judgement": "advice verdict",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
-    "report": "write_report",
+    "report": "write_comparison write_report",
     "thresholds": "LTB MMSE MaxActivation Percentile",
     "time_steps": "Search find_T",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import prod, sqrt
@@ -169,6 +169,30 @@ def evaluate(
     if not sums.images:
         raise DataError("there are no images to evaluate: the iterable of batches is empty")
     return _result(snn, sums)
+
+
+Net = SpikingNetwork | str | os.PathLike[str]
+
+
+def compare(
+    networks: Mapping[str, Net] | Sequence[Net], loader: Iterable[Any], *, progress: bool = False
+) -> dict[str, Evaluation]:
+    """Evaluate several networks, or their files, on the same batches; by name, or by recipe and T."""
+    named = networks if isinstance(networks, Mapping) else _named(networks)
+    if not named:
+        raise DataError("there are no networks to compare")
+    batches = list(loader) if isinstance(loader, Iterator) else loader  # which can be read only once
+    return {name: evaluate(net, batches, progress=progress) for name, net in named.items()}
+
+
+def _named(networks: Sequence[Net]) -> dict[str, Net]:
+    names: dict[str, Net] = {}
+    for net in networks:
+        name = f"{net.recipe.name}, T={net.T}" if isinstance(net, SpikingNetwork) else os.fspath(net)
+        while name in names:
+            name += "'"
+        names[name] = net
+    return names
 
 
 def gives_class_scores(graph: Graph) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from math import sqrt
 
 from .evaluation import Evaluation, LayerResult
 
@@ -20,6 +22,26 @@ def verdict(result: Evaluation) -> str:
     if result.agreement == 1 or (worst := worst_layer(result)) is None:
         return text
     return f"{text} The largest error is made in {worst[0].name}, by {worst[1]}."
+
+
+def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
+    """Which network is the most accurate, and which does the least work for nearly the same."""
+
+    def quality(name: str) -> float:
+        found = results[name].accuracy
+        return results[name].agreement if found is None else found
+
+    first = max(results, key=quality)
+    images, share = results[first].images, quality(first)
+    noise = 2 * sqrt(2 * share * (1 - share) / images)  # two standard errors of a difference
+    enough = [name for name in results if quality(name) >= share - noise]
+    least = min(enough, key=lambda name: results[name].operations.synaptic_operations)
+    text = f"{first} does best, {100 * share:.1f} %"
+    if least == first:
+        return f"{text}, and none within noise of it does less work."
+    saved = 1 - results[least].operations.synaptic_operations / results[first].operations.synaptic_operations
+    close = f"{least} is within noise of it ({100 * quality(least):.1f} %)"
+    return f"{text}; {close} with {100 * saved:.0f} % fewer synaptic operations."
 
 
 def worst_layer(result: Evaluation) -> tuple[LayerResult, str] | None:

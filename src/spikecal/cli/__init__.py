@@ -56,6 +56,9 @@ Model = Annotated[
     ),
 ]
 Network = Annotated[Path, typer.Argument(metavar="NET", help="A .spk file, made by convert.", show_default=False)]
+Networks = Annotated[
+    list[Path], typer.Argument(metavar="NET...", help="Several .spk files, made by convert.", show_default=False)
+]
 Weights = Annotated[
     Path | None, typer.Option(help="Weights for the model: .safetensors, or a .pth that holds only tensors.")
 ]
@@ -328,10 +331,56 @@ def report(
 
     split = split or _default_split(data, "test")
     snn, loaded = _network_and_data(network, data, split, limit, seed, pixels)
-    command = shlex.join(["spikecal", *sys.argv[1:]])
-    options: dict[str, Any] = {"command": command, "progress": sys.stderr.isatty()}
+    options: dict[str, Any] = {"command": _command(), "progress": sys.stderr.isatty()}
     write_report(snn, loaded.batches(), output, title=f"{network.name} on {data}", **options)
     say(f"wrote {output}")
+
+
+@app.command()
+def compare(
+    networks: Networks,
+    data: Data,
+    split: Split = None,
+    size: Size = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML page with the curves.")] = None,
+    json: Json = False,
+) -> None:
+    """Evaluate several spiking networks on the same images: accuracy against time, work and energy.
+
+    \b
+    Example:
+      spikecal compare light.spk best.spk --data digits --split test -o comparison.html
+    """
+    if output is not None:
+        check_writable(output, ".html")
+    pixels = _preprocessing(size, crop, mean, std)
+    from ..evaluation import evaluate as evaluate_network
+    from ..judgement import comparison_verdict
+    from .tables import comparison_table
+
+    split = split or _default_split(data, "test")
+    results = {}
+    for path in networks:
+        snn, loaded = _network_and_data(path, data, split, limit, seed, pixels)
+        results[str(path)] = evaluate_network(snn, loaded.batches(), progress=sys.stderr.isatty())
+    if output is not None:
+        from ..report import write_comparison
+
+        write_comparison(results, output, title=f"{len(results)} networks on {data}", command=_command())
+        say(f"wrote {output}")
+    if json:
+        show_json({name: result.to_dict() for name, result in results.items()})
+    else:
+        show(comparison_table(results), comparison_verdict(results))
+
+
+def _command() -> str:
+    return shlex.join(["spikecal", *sys.argv[1:]])
 
 
 def _network_and_data(

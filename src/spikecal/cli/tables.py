@@ -197,6 +197,33 @@ def _energy_table(result: Evaluation) -> Iterator[RenderableType]:
         )
 
 
+def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
+    columns = (
+        "network",
+        "recipe",
+        "T",
+        "latency",
+        "accuracy",
+        "agreement",
+        "synaptic operations",
+        "of FP32 energy",
+    )
+    table = _table("", *columns, right=columns[2:])
+    for name, result in results.items():
+        energy = next(e for e in result.energy if e.constants.name == "45 nm, FP32")
+        table.add_row(
+            Text(name),
+            Text(result.recipe),
+            str(result.T),
+            str(result.latency),
+            "" if result.accuracy is None else _with_error(result.accuracy, result.images),
+            _percent(result.agreement),
+            f"{result.operations.synaptic_operations:,.0f}",
+            f"{energy.ratios['FP32']:.2f} ×",
+        )
+    return table
+
+
 def _with_error(share: float, images: int) -> str:
     return f"{_percent(share)} ± {100 * _standard_error(share, images):.1f}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from itertools import chain
@@ -25,7 +25,7 @@ from ..errors import DataError
 from ..evaluation import Evaluation, evaluate
 from ..files import replacing
 from ..images import Inputs, as_batches, fit_inputs, split_batch
-from ..judgement import advice, verdict
+from ..judgement import advice, comparison_verdict, verdict
 from ..network import SpikingNetwork
 from ..ops import Activation
 from ..simulation import Neurons, run_ann
@@ -56,12 +56,26 @@ def write_report(
     images = fit_inputs(snn.graph, split_batch(first, len(snn.graph.inputs))[0])
     data = {**collect(snn, result, tuple(x[:SAMPLE] for x in images)), "title": title, "command": command}
     with replacing(Path(path)) as temporary:
-        temporary.write_text(render(data), encoding="utf-8")
+        temporary.write_text(render("page.html", data), encoding="utf-8")
     return result
 
 
-def render(data: dict[str, Any]) -> str:
-    """The page for these data."""
+def write_comparison(
+    results: Mapping[str, Evaluation],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Spiking networks compared",
+    command: str = "",
+) -> None:
+    """Write evaluations of several networks, by name, as one HTML file with their trade-offs."""
+    networks = [{"name": name, **result.to_dict()} for name, result in results.items()]
+    data = {"title": title, "command": command, "networks": networks, "verdict": comparison_verdict(results)}
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(render("comparison.html", data), encoding="utf-8")
+
+
+def render(template: str, data: dict[str, Any]) -> str:
+    """A page for these data."""
     try:
         from jinja2 import Environment, PackageLoader
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
@@ -70,7 +84,7 @@ def render(data: dict[str, Any]) -> str:
     pages = Environment(loader=PackageLoader("spikecal.report", "."), autoescape=True)
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     harmless = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    return pages.get_template("page.html").render(title=data["title"], data=harmless, plotly=get_plotlyjs())
+    return pages.get_template(template).render(title=data["title"], data=harmless, plotly=get_plotlyjs())
 
 
 def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str, Any]:

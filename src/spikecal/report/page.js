@@ -1,32 +1,5 @@
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const percent = (x) => (100 * x).toFixed(1) + " %";
 const names = data.layers.map((layer) => layer.name);
 const PARTS = ["clipping", "flooring", "unevenness", "inherited"];
-
-function element(tag, text, parent) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text; // never as markup: names come from files
-  if (parent) parent.append(made);
-  return made;
-}
-
-// -- charts -----------------------------------------------------------------------------------------------------------
-
-// plotly reads a little markup in labels
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
-
-function draw(id, traces, layout) {
-  const axis = { gridcolor: color("line"), zerolinecolor: color("line"), automargin: true };
-  const base = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("ink"), size: 13 },
-    margin: { l: 55, r: 15, t: 10, b: 45 }, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
-  };
-  const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
-  Plotly.react(id, traces, whole, { displayModeBar: false, responsive: true });
-}
 
 function overTime() {
   const steps = data.agreement_over_time.map((_, i) => i + 1);
@@ -90,15 +63,9 @@ function words() {
   for (const line of data.advice) element("li", line, $("advice"));
   $("sample").textContent = data.sample;
   const late = data.latency > data.T ? `, latency ${data.latency}` : "";
-  const tiles = [["firing window", `T = ${data.T}${late}`], ["same answer as ANN", percent(data.agreement)]];
-  if (data.accuracy !== null) tiles.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
-  tiles.push(["images", data.images.toLocaleString("en")], ["recipe", data.recipe]);
-  for (const [name, value] of tiles) {
-    const tile = element("div", undefined, $("tiles"));
-    tile.className = "tile";
-    element("b", value, tile);
-    element("span", name, tile).className = "soft";
-  }
+  const facts = [["firing window", `T = ${data.T}${late}`], ["same answer as ANN", percent(data.agreement)]];
+  if (data.accuracy !== null) facts.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
+  tiles([...facts, ["images", data.images.toLocaleString("en")], ["recipe", data.recipe]]);
   const error = data.standard_error === null ? "" : ` Standard error of the accuracy: ${(100 * data.standard_error).toFixed(1)} points.`;
   $("time-note").textContent = `Mean output of the steps so far, ${data.images} images.${error}`;
   $("command").textContent = data.command || "sc.write_report(...)";
@@ -131,27 +98,11 @@ const COLUMNS = [
   ["error before", (l) => l.before, 4], ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
   ["correlation", (l) => l.correlation, 3], ["silent", (l) => l.dead_share, 3], ["saturated", (l) => l.saturated_share, 3],
 ];
-let order = { column: -1, down: false };
+const order = { column: -1, down: false };
 
 function layerTable() {
-  const table = $("layers"), find = $("find").value.toLowerCase();
-  table.replaceChildren();
-  const head = element("tr", undefined, element("thead", undefined, table));
-  COLUMNS.forEach(([name], i) => {
-    const mark = order.column === i ? (order.down ? " ↓" : " ↑") : "";
-    const button = element("button", name + mark, element("th", undefined, head));
-    button.onclick = () => { order = { column: i, down: order.column === i ? !order.down : i > 0 }; layerTable(); };
-  });
-  let rows = data.layers.filter((layer) => layer.name.toLowerCase().includes(find));
-  if (order.column >= 0) {
-    const value = COLUMNS[order.column][1], sign = order.down ? -1 : 1;
-    rows = [...rows].sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
-  }
-  const body = element("tbody", undefined, table);
-  for (const layer of rows) {
-    const line = element("tr", undefined, body);
-    for (const [, value, digits] of COLUMNS) element("td", digits ? value(layer).toFixed(digits) : value(layer).toLocaleString("en"), line);
-  }
+  const find = $("find").value.toLowerCase();
+  sortable($("layers"), COLUMNS, data.layers.filter((layer) => layer.name.toLowerCase().includes(find)), order);
 }
 
 function charts() { overTime(); layerCharts(); oneLayer(); }

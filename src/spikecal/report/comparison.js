@@ -1,0 +1,62 @@
+const HUES = ["snn", "ann", "flooring", "bad", "inherited", "soft"];
+const quality = (net) => net.accuracy ?? net.agreement;
+const operations = (net, key) => net.operations.layers.reduce((total, layer) => total + layer[key], 0);
+const energyBy = (name) => (net) => net.energy.find((e) => e.constants.name === name).spiking / 1000;
+const error = (net) => Math.sqrt((quality(net) * (1 - quality(net))) / net.images);
+const nets = data.networks;
+const labelled = nets.every((net) => net.accuracy !== null);
+const AGAINST = [
+  ["firing window T", (net) => net.T], ["latency in steps", (net) => net.latency],
+  ["synaptic operations", (net) => operations(net, "synaptic_operations")],
+  ...nets[0].energy.map((e) => [`nanojoule by ${e.constants.name}`, energyBy(e.constants.name)]),
+];
+const recipes = [...new Set(nets.map((net) => net.recipe))];
+const hue = (i) => color(HUES[i % HUES.length]);
+
+function ann(from, to) {
+  const height = nets[0].ann_accuracy;
+  return labelled ? [{ x: [from, to], y: [height, height], name: "ANN", mode: "lines", line: { color: color("ink"), dash: "dash" } }] : [];
+}
+
+function tradeoff() {
+  const [label, value] = AGAINST[$("against").value];
+  const traces = recipes.map((recipe, i) => {
+    const some = nets.filter((net) => net.recipe === recipe).sort((a, b) => value(a) - value(b));
+    return {
+      x: some.map(value), y: some.map(quality), name: plain(recipe), mode: "lines+markers", marker: { size: 9, color: hue(i) },
+      line: { color: hue(i) }, hovertext: some.map((net) => plain(net.name)), error_y: { type: "data", array: some.map(error), thickness: 1 },
+    };
+  });
+  const xs = nets.map(value);
+  draw("tradeoff", [...traces, ...ann(Math.min(...xs), Math.max(...xs))], {
+    xaxis: { title: { text: label }, type: "log" }, yaxis: { tickformat: ".0%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
+  });
+}
+
+function overTime() {
+  const traces = nets.map((net, i) => {
+    const y = labelled ? net.accuracy_over_time : net.agreement_over_time;
+    return { x: y.map((_, t) => t + 1), y, name: plain(net.name), mode: "lines", line: { color: hue(i) } };
+  });
+  draw("time", [...traces, ...ann(1, Math.max(...nets.map((net) => net.latency)))], {
+    xaxis: { title: { text: "steps" } }, yaxis: { tickformat: ".0%", rangemode: "tozero" },
+  });
+}
+
+const COLUMNS = [
+  ["network", (net) => net.name], ["recipe", (net) => net.recipe], ["T", (net) => net.T], ["latency", (net) => net.latency],
+  ["accuracy %", (net) => (net.accuracy === null ? null : 100 * net.accuracy), 1], ["agreement %", (net) => 100 * net.agreement, 1],
+  ["synaptic operations", (net) => Math.round(operations(net, "synaptic_operations"))],
+  ["multiply-accumulates", (net) => Math.round(operations(net, "multiply_accumulates"))], ["nanojoule", energyBy("45 nm, FP32"), 1],
+];
+
+$("title").textContent = data.title;
+$("verdict").textContent = data.verdict;
+$("command").textContent = data.command;
+tiles([["networks", nets.length], ["images", nets[0].images.toLocaleString("en")], ...(labelled ? [["accuracy, ANN", percent(nets[0].ann_accuracy)]] : [])]);
+AGAINST.forEach(([name], i) => { element("option", name, $("against")).value = i; });
+$("against").onchange = tradeoff;
+sortable($("networks"), COLUMNS, nets);
+function charts() { tradeoff(); overTime(); }
+charts();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", charts);
