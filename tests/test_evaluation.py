@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
@@ -251,3 +252,60 @@ def test_the_parts_of_the_error_hang_together(recipe: sc.Recipe) -> None:
         assert all(p >= 0 for p in parts)
     first = sc.evaluate(snn, [x]).layers[0]
     assert first.parts.unevenness < 1e-12  # the first layer sees the image, the same at every step
+
+
+# ------------------------------------------------------------ networks that do not classify, notebooks, figures
+
+
+def squared(result: Any, wanted: Any) -> Tensor:
+    return sum((a - b).square().mean() for a, b in zip(tree_leaves(result), tree_leaves(wanted), strict=True))
+
+
+@pytest.mark.parametrize("name", ["dict_output", "scalar_output"])
+def test_any_metric_can_be_measured(name: str) -> None:
+    snn, (x,) = converted(name), inputs(name, 6, seed=7)
+    wanted = tree_map(lambda t: t + 1, snn.ann(x))
+    result = sc.evaluate(snn, [(x, wanted)], metric=squared)
+    assert result.metric == pytest.approx(float(squared(snn(x), wanted)))
+    assert result.ann_metric == pytest.approx(float(squared(snn.ann(x), wanted)))
+    over_time = snn.over_time(x)
+    for t in range(snn.T):
+        assert result.metric_over_time[t] == pytest.approx(
+            float(squared(tree_map(lambda y, t=t: y[t], over_time), wanted))
+        )
+    assert (result.accuracy, result.agreement, result.classes) == (None, None, 0)
+    assert result.layers
+    alone = sc.evaluate(snn, [x[:2], x[2:]], metric=squared)
+    assert alone.ann_metric == 0
+    assert alone.metric == pytest.approx(float(squared(snn(x), snn.ann(x))))
+    assert sc.verdict(result).startswith(f"The metric is {result.metric:.4g} at T={snn.T}, and ")
+    assert sc.advice(alone) is not None
+
+
+def test_notebooks_show_escaped_tables() -> None:
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    result = sc.evaluate(snn, [x])
+    evil = dataclasses.replace(result, layers=[dataclasses.replace(result.layers[0], name="<script>")])
+    assert "<td>&lt;script&gt;</td>" in evil._repr_html_()
+    assert "<script>" not in evil._repr_html_()
+    assert "<table><tr><th>site</th>" in snn._repr_html_()
+    assert "SpikingNetwork(T=" in snn._repr_html_()
+
+
+def test_figures_show_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from spikecal import figures
+
+    snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
+    result = sc.evaluate(snn, [(x, torch.zeros(6, dtype=torch.long))])
+    (axes,) = figures.accuracy_over_time(result).axes
+    assert list(axes.lines[0].get_ydata()) == result.accuracy_over_time
+    (axes,) = figures.firing_rates(result).axes
+    assert [bar.get_height() for bar in axes.patches] == [layer.firing_rate for layer in result.layers]
+    figure = figures.layer_errors(result)
+    assert len(figure.axes[0].patches) == 4 * len(result.layers)
+    figure.savefig(tmp_path / "errors.svg")
+    assert (tmp_path / "errors.svg").read_text().startswith("<?xml")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(sc.DataError, match=r"pip install 'spikecal\[figures\]'"):
+        figures.firing_rates(result)

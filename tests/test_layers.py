@@ -50,6 +50,7 @@ ORDER = [
     "energy",
     "evaluation",
     "judgement",
+    "figures",
     "report",
     "time_steps",
     "data",

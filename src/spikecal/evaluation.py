@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from html import escape
 from math import prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .checkpoint import load
 from .energy import Energy, Ledger, Operations, estimate
@@ -20,7 +22,7 @@ from .errors import DataError, UnsupportedModelError
 from .functional import clip_floor, mean_over_time
 from .graph import Graph, Node
 from .images import as_batches, fit_inputs, split_batch
-from .network import SpikingNetwork
+from .network import SpikingNetwork, html_table
 from .ops import Activation
 from .progress import track
 from .simulation import Instruction, Neurons, State, ann_program, run_ann, run_steps
@@ -67,22 +69,25 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies are shares of images, None where there were no labels."""
+    """Accuracies are shares of images, None where there were no labels; with a metric, nothing is said of classes."""
 
     images: int
     T: int  # steps in which a layer fires
     latency: int  # steps until the last layer has done so: T, and more with firing delay
     recipe: str
-    classes: int
+    classes: int  # 0 for a network that does not classify
     accuracy: float | None
     ann_accuracy: float | None
     accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
-    agreement: float  # share of images on which SNN and ANN give the same answer
+    agreement: float | None  # share of images on which SNN and ANN give the same answer
     agreement_over_time: list[float]
     final_over_time: list[float]  # share of images whose answer does not change any more after 1, 2, ... steps
-    confidence: float  # mean probability (softmax) of the answer
-    ann_confidence: float
+    confidence: float | None  # mean probability (softmax) of the answer
+    ann_confidence: float | None
     confusion: list[list[int]]  # label, answer, and how many images, where there are any
+    metric: float | None  # what the metric says of the network's results, averaged over the images
+    ann_metric: float | None
+    metric_over_time: list[float]
     layers: list[LayerResult]
     operations: Operations
 
@@ -95,6 +100,18 @@ class Evaluation:
     def standard_error(self) -> float | None:
         """Of the accuracy, from the number of images."""
         return None if self.accuracy is None else sqrt(self.accuracy * (1 - self.accuracy) / self.images)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from .judgement import advice, verdict
+
+        lines = "".join(f"<li>{escape(line)}</li>" for line in advice(self))
+        rows = [
+            (n.name, f"{n.neurons:,}", f"{n.firing_rate:.3f}", f"{n.error:.4f}", n.parts.largest, f"{n.dead_share:.1%}")
+            for n in self.layers
+        ]
+        table = html_table(("layer", "neurons", "firing rate", "error", "mostly", "silent"), rows)
+        return f"<p><b>{escape(verdict(self))}</b></p><ul>{lines}</ul>{table}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and lists, ready for JSON."""
@@ -120,7 +137,8 @@ class _Sums:
     ledger: Ledger
     images: int = 0
     labelled: bool | None = None
-    right_ann: float = 0.0
+    right_ann: int = 0
+    metric: Tensor | None = None  # of the ANN, and of the SNN after every step
     right_over_time: Tensor | None = None
     same_over_time: Tensor | None = None
     final_over_time: Tensor | None = None
@@ -133,14 +151,18 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
+Net = SpikingNetwork | str | os.PathLike[str]
+Metric = Callable[[Any, Any], Any]
+
+
 @torch.no_grad()
-def evaluate(
-    snn: SpikingNetwork | str | os.PathLike[str], loader: Iterable[Any], *, progress: bool = False
-) -> Evaluation:
+def evaluate(snn: Net, loader: Iterable[Any], *, metric: Metric | None = None, progress: bool = False) -> Evaluation:
     """Accuracy after every time step, and the state of every layer, in one pass over labelled batches (x, y).
 
     snn: a spiking network, or the .spk file of one.
     Batches without labels give agreement with the ANN, and no accuracy.
+    metric: for networks that do not classify: metric(result, y) of some images gives a number, their average. Without
+    y, it is given what the ANN gives.
     """
     if isinstance(snn, str | os.PathLike):
         snn = load(snn)
@@ -148,16 +170,16 @@ def evaluate(
         raise UnsupportedModelError(
             f"evaluate() takes a SpikingNetwork or a .spk file, not {type(snn).__name__}; convert() makes one"
         )
-    if not gives_class_scores(snn.graph):
+    if metric is None and not gives_class_scores(snn.graph):
         raise DataError(
-            "only a network whose one output is the scores of two or more classes can be evaluated; compare "
-            "snn(x) with snn.ann(x) for another"
+            "this network does not give the scores of two or more classes as its one output, so it has no accuracy; "
+            "give evaluate() a metric=, such as torch.nn.functional.mse_loss"
         )
     sums = _Sums(Ledger(snn.graph, snn.sites, snn.T), layers={node.name: _LayerSums() for node in snn.graph.neurons})
     total = len(loader) if isinstance(loader, Sized) else None
     for item in track(as_batches(loader), "evaluating", total, progress):
         inputs, rest = split_batch(item, len(snn.graph.inputs))
-        labels = _labels(rest, len(inputs[0]), snn.graph.outputs[0].shape[0])
+        labels = _labels(rest, len(inputs[0]), snn.graph) if metric is None else rest[0] if rest else None
         if sums.labelled not in (None, labels is not None):
             raise DataError("some batches have labels and some have none")
         sums.labelled = labels is not None
@@ -165,13 +187,15 @@ def evaluate(
         size = snn.chunk_size(len(images[0]))
         for start in range(0, len(images[0]), size):
             part = slice(start, start + size)
-            _add_chunk(snn, sums, tuple(x[part] for x in images), None if labels is None else labels[part])
+            chunk, wanted = tuple(x[part] for x in images), tree_map(partial(_some, part), labels)
+            ys, z = _run(snn, sums, chunk)
+            if metric is None:
+                _add_answers(sums, snn.running(0, ys[0]), z[0], wanted)
+            else:
+                _add_metric(snn, sums, metric, ys, z, wanted)
     if not sums.images:
         raise DataError("there are no images to evaluate: the iterable of batches is empty")
     return _result(snn, sums)
-
-
-Net = SpikingNetwork | str | os.PathLike[str]
 
 
 def compare(
@@ -200,9 +224,14 @@ def gives_class_scores(graph: Graph) -> bool:
     return len(graph.outputs) == 1 and len(graph.outputs[0].shape) == 1 and graph.outputs[0].shape[0] > 1
 
 
-def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
+def _some(part: slice, value: Any) -> Any:
+    return value[part] if isinstance(value, Tensor) else value
+
+
+def _labels(rest: Any, images: int, graph: Graph) -> Tensor | None:
     if not rest:
         return None
+    classes = graph.outputs[0].shape[0]
     y = torch.as_tensor(rest[0]).cpu()
     if y.shape != (images,) or y.is_floating_point():
         raise DataError(f"labels must be {images} whole numbers, one an image, not {y.dtype} of shape {tuple(y.shape)}")
@@ -211,14 +240,19 @@ def _labels(rest: Any, images: int, classes: int) -> Tensor | None:
     return y
 
 
-def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], labels: Tensor | None) -> None:
-    (ys,) = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))  # (T, B, classes)
-    (z,) = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))  # (B, classes)
+def _run(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """The currents at the outputs, [(T, B, ...)], and what the ANN gives, [(B, ...)]; all layers are accounted for."""
+    ys = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))
+    z = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))
     sums.ledger.begin(len(images[0]))
     run_steps(_mean_program(snn, sums), images, 1, {}, None, None)
-    running = snn.running(0, ys)  # (latency, B, classes)
+    sums.images += len(images[0])
+    return ys, z
+
+
+def _add_answers(sums: _Sums, running: Tensor, z: Tensor, labels: Tensor | None) -> None:
+    """running: the mean so far of the class scores, (latency, B, classes); z: those of the ANN."""
     answers, ann = running.argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
-    sums.images += len(ann)
     sums.same_over_time = _plus(sums.same_over_time, (answers == ann).sum(1))
     final = (answers == answers[-1]).flip(0).cumprod(0).flip(0)  # (latency, B)
     sums.final_over_time = _plus(sums.final_over_time, final.sum(1))
@@ -228,6 +262,16 @@ def _add_chunk(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...], lab
         sums.right_over_time = _plus(sums.right_over_time, (answers == labels).sum(1))
         sums.right_ann += int((ann == labels).sum())
         sums.confusion.update(zip(labels.tolist(), answers[-1].tolist(), strict=True))
+
+
+def _add_metric(
+    snn: SpikingNetwork, sums: _Sums, metric: Metric, ys: list[Tensor], z: list[Tensor], wanted: Any
+) -> None:
+    running = [snn.running(i, y) for i, y in enumerate(ys)]  # [(latency, B, ...)]
+    ann = snn.graph.unflatten(z)
+    results = [ann, *(snn.graph.unflatten([y[t] for y in running]) for t in range(snn.latency))]
+    found = [float(metric(result, ann if wanted is None else wanted)) for result in results]
+    sums.metric = _plus(sums.metric, torch.tensor(found, dtype=torch.float64) * len(z[0]))
 
 
 def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> None:
@@ -300,22 +344,25 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         return [] if total is None else [float(share) for share in total.double() / sums.images]
 
     same, right = shares(sums.same_over_time), shares(sums.right_over_time)
-    confidence = shares(sums.confidence)
+    (own, ann), metric = shares(sums.confidence) or (None, None), shares(sums.metric)
     return Evaluation(
         images=sums.images,
         T=snn.T,
         latency=snn.latency,
         recipe=snn.recipe.name,
-        classes=snn.graph.outputs[0].shape[0],
+        classes=snn.graph.outputs[0].shape[0] if gives_class_scores(snn.graph) else 0,
         accuracy=right[-1] if right else None,
         ann_accuracy=sums.right_ann / sums.images if right else None,
         accuracy_over_time=right,
-        agreement=same[-1],
+        agreement=same[-1] if same else None,
         agreement_over_time=same,
         final_over_time=shares(sums.final_over_time),
-        confidence=confidence[0],
-        ann_confidence=confidence[1],
+        confidence=own,
+        ann_confidence=ann,
         confusion=[[label, answer, n] for (label, answer), n in sorted(sums.confusion.items())],
+        metric=metric[-1] if metric else None,
+        ann_metric=metric[0] if metric else None,
+        metric_over_time=metric[1:],
         layers=[_layer_result(snn, node, sums.layers[node.name], sums.images) for node in snn.graph.neurons],
         operations=sums.ledger.result(),
     )

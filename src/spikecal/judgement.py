@@ -14,8 +14,10 @@ MADE_HERE = ("clipping", "flooring", "unevenness")  # in distinction to what a l
 def verdict(result: Evaluation) -> str:
     """One or two sentences."""
     steps = f"T={result.T}" + (f" (latency {result.latency})" if result.latency > result.T else "")
-    if result.accuracy is None or not result.ann_accuracy:
-        text = f"The same answer as the ANN on {100 * result.agreement:.0f} % of the images at {steps}."
+    if result.metric is not None:
+        text = f"The metric is {result.metric:.4g} at {steps}, and {result.ann_metric:.4g} for the ANN."
+    elif result.accuracy is None or not result.ann_accuracy:
+        text = f"The same answer as the ANN on {100 * (result.agreement or 0):.0f} % of the images at {steps}."
     else:
         share = 100 * result.accuracy / result.ann_accuracy
         text = f"{share:.0f} % of the ANN's accuracy at {steps}."
@@ -29,7 +31,7 @@ def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
 
     def quality(name: str) -> float:
         found = results[name].accuracy
-        return results[name].agreement if found is None else found
+        return (results[name].agreement or 0.0) if found is None else found
 
     first = max(results, key=quality)
     images, share = results[first].images, quality(first)
@@ -86,7 +88,7 @@ def _differs(layer: LayerResult) -> bool:
 
 def _about_loss(result: Evaluation) -> list[str]:
     """If the answers differ from the ANN's: what dominates, and what helps against it."""
-    if result.agreement > 0.99:
+    if result.agreement is None or result.agreement > 0.99:
         return []
     sums = {kind: sum(own_parts(layer)[kind] for layer in result.layers) for kind in MADE_HERE}
     if not any(sums.values()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,14 @@ class SpikingNetwork:
 
         save(self, path)
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what the calibration images showed in every layer."""
+        rows = [
+            (name, "" if s.firing_rate is None else f"{s.firing_rate:.3f}", f"{s.error:.4f}")
+            for name, s in self.statistics.items()
+        ]
+        return f"<p>{escape(repr(self))}</p>{html_table(('site', 'firing rate', 'error'), rows)}"
+
     def __repr__(self) -> str:
         neurons = sum(prod(n.shape) for n in self.graph.neurons)
         latency = f"latency={self.latency}, " if self.latency > self.T else ""
@@ -193,6 +202,15 @@ class SpikingNetwork:
             f"SpikingNetwork(T={self.T}, {latency}recipe={self.recipe.name!r}, "
             f"{len(self.graph.neurons)} layers of neurons, {neurons:,} neurons, {len(self.graph.outputs)} output(s))"
         )
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text; names of layers may hold anything."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{line(columns, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def running_mean(y: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -156,6 +156,7 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
     from ..judgement import advice, verdict  # with torch behind it, which --help does not wait for
 
     n = f"{result.images:,} images"
+    assert result.agreement is not None  # no metric was given
     if result.accuracy is None or result.ann_accuracy is None:
         yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
@@ -217,7 +218,7 @@ def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
             str(result.T),
             str(result.latency),
             "" if result.accuracy is None else _with_error(result.accuracy, result.images),
-            _percent(result.agreement),
+            "" if result.agreement is None else _percent(result.agreement),
             f"{result.operations.synaptic_operations:,.0f}",
             f"{energy.ratios['FP32']:.2f} ×",
         )

@@ -29,7 +29,7 @@ function tradeoff() {
   });
   const xs = nets.map(value);
   draw("tradeoff", [...traces, ...ann(Math.min(...xs), Math.max(...xs))], {
-    xaxis: { title: { text: label }, type: "log" }, yaxis: { tickformat: ".0%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
+    xaxis: { title: { text: label }, type: "log" }, yaxis: { tickformat: ".1%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
   });
 }
 
