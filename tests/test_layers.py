@@ -60,8 +60,8 @@ ORDER = [
     "__main__",
 ]
 
-#: What `SpikingNetwork` imports only when it is asked for it: these build on the network themselves.
-LAZY = {("network", "normalisation"), ("network", "checkpoint")}
+#: What `SpikingNetwork` and `Evaluation` import only when they are asked for it: these build on them.
+LAZY = {("network", "normalisation"), ("network", "checkpoint"), ("evaluation", "judgement")}
 
 HEAVY = {"sklearn", "PIL", "matplotlib", "rich", "typer", "torchvision", "pandas", "scipy"}
 

@@ -68,6 +68,5 @@ def _figure() -> tuple[Figure, Axes]:
 
 def _name_layers(axes: Axes, result: Evaluation) -> None:
     names = [layer.name for layer in result.layers]
-    axes.set_xticks(
-        range(len(names)), names, rotation=60 if len(names) > 6 else 0, ha="right" if len(names) > 6 else "center"
-    )
+    rotation, ha = (60, "right") if len(names) > 6 else (0, "center")
+    axes.set_xticks(range(len(names)), names, rotation=rotation, ha=ha)
