@@ -15,11 +15,8 @@ others must be refused with a list that names every module in which a non-linear
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
-import json
 import multiprocessing
-import platform
 import resource
 import sys
 import time
@@ -36,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+import records
 import spikecal as sc
 from nonlinearities import NonLinear, nonlinear_calls
 from spikecal.capture import capture
@@ -294,46 +292,29 @@ def path_of_results() -> Path:
 
 
 def append(row: Row) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    new = not path_of_results().exists()
-    with path_of_results().open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    records.append(path_of_results(), FIELDS, row)
 
 
 def read() -> dict[tuple[str, str], dict[str, str]]:
     """The last row of every network."""
-    if not path_of_results().exists():
-        return {}
-    with path_of_results().open(newline="") as file:
-        return {(row["library"], row["network"]): row for row in csv.DictReader(file)}
+    return {(row["library"], row["network"]): row for row in records.read(path_of_results())}
 
 
 def tidy() -> None:
     """One row a network, sorted."""
     rows = sorted(read().values(), key=lambda row: (LIBRARIES.index(row["library"]), row["family"], row["network"]))
-    with path_of_results().open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
+    records.write(path_of_results(), FIELDS, rows)
 
 
 def write_environment() -> None:
-    """What the figures were made with, beside them."""
-    facts = {
-        "command": "python benchmarks/coverage.py",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", *LIBRARIES)},
-        "spikecal": sc.__version__,
-        "machine": platform.machine(),
-        "conversion": f"recipe light, T={T}, {IMAGES} random images, memory={MEMORY}",
-        "weights": "as each library initialises them; batch norm with random scales, shifts and statistics",
-        "only captured": f"networks of more than {LARGE:,} parameters",
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+    records.write_environment(
+        RESULTS,
+        "python benchmarks/coverage.py",
+        **{name: version(name) for name in LIBRARIES},
+        conversion=f"recipe light, T={T}, {IMAGES} random images, memory={MEMORY}",
+        weights="as each library initialises them; batch norm with random scales, shifts and statistics",
+        only_captured=f"networks of more than {LARGE:,} parameters",
+    )
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -395,9 +376,7 @@ def _defect(row: dict[str, str]) -> str:
 def write_tables() -> None:
     """Put the tables between the two marks of the page."""
     tidy()
-    head, _, rest = DOCS.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    DOCS.write_text(f"{head}{MARKS[0]}\n\n{tables(read().values())}\n{MARKS[1]}{tail}")
+    records.write_between(DOCS, MARKS, tables(read().values()))
 
 
 def main() -> None:

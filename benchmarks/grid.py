@@ -7,10 +7,7 @@ the calibration images; the test images are the same for all rows.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import json
-import platform
 import statistics
 import time
 import warnings
@@ -21,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+import records
 import shared_data
 import spikecal as sc
 from spikecal.conversion import calibrate, find_thresholds
@@ -105,41 +103,23 @@ class Grid:
             unchanged = sum(issubclass(w.category, sc.NoEffectWarning) for w in caught)
             row = (network, recipe, T, snn.latency, seed, n, *(f"{s:.4f}" for s in shares), unchanged)
             seconds = (f"{converted - start:.2f}", f"{simulated - converted:.2f}")
-            self.append(network, (*row, *seconds, torch.get_num_threads()))
+            records.append(self.path_of(network), FIELDS, (*row, *seconds, torch.get_num_threads()))
             print(
                 f"{network}  T={T:<3}  seed {seed}  {recipe:28s} {100 * shares[0]:5.1f} %  (ANN {100 * shares[1]:.1f})",
                 flush=True,
             )
 
-    def append(self, network: str, row: tuple[object, ...]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        new = not self.path_of(network).exists()
-        with self.path_of(network).open("a", newline="") as file:
-            writer = csv.writer(file)
-            if new:
-                writer.writerow(FIELDS)
-            writer.writerow(row)
-
     def read(self, network: str) -> list[dict[str, str]]:
-        if not self.path_of(network).exists():
-            return []
-        with self.path_of(network).open(newline="") as file:
-            return list(csv.DictReader(file))
+        return records.read(self.path_of(network))
 
     def write_environment(self) -> None:
-        """What the figures were made with, beside them."""
-        facts = {
-            "command": f"python benchmarks/{self.name}.py",
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "spikecal": sc.__version__,
-            "machine": platform.machine(),
-            "recipes": {name: recipe.to_dict() for name, recipe in self.recipes.items()},
-            "calibration": "1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
-            "test": "1000 test images drawn with seed 0, of which the first 500 for T >= 64",
-        }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+        records.write_environment(
+            self.folder,
+            f"python benchmarks/{self.name}.py",
+            recipes={name: recipe.to_dict() for name, recipe in self.recipes.items()},
+            calibration="1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
+            test="1000 test images drawn with seed 0, of which the first 500 for T >= 64",
+        )
 
     def table(self, network: str) -> str:
         """Mean ± standard deviation over the seeds, in percent, as Markdown."""
@@ -165,10 +145,8 @@ class Grid:
 
     def write_tables(self) -> None:
         """Put the tables between the two marks of the page."""
-        head, _, rest = self.page.read_text().partition(self.marks[0])
-        _, _, tail = rest.partition(self.marks[1])
         tables = "\n".join(filter(None, map(self.table, self.networks)))
-        self.page.write_text(f"{head}{self.marks[0]}\n\n{tables}\n{self.marks[1]}{tail}")
+        records.write_between(self.page, self.marks, tables)
 
     def main(self, description: str | None) -> None:
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -13,11 +13,8 @@ the library takes is decided on the test images that the table does not show, so
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import json
 import math
-import platform
 import statistics
 import time
 from collections import defaultdict
@@ -27,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import records
 import shared_data
 import spikecal as sc
 from grid import ROOT, Converter
@@ -158,46 +156,22 @@ def share(x: Tensor) -> float:
     return float(x.double().mean())
 
 
-def append(name: str, fields: tuple[str, ...], row: tuple[object, ...]) -> None:
-    path = RESULTS / name
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(fields)
-        writer.writerow(row)
-
-
-def read(name: str) -> list[dict[str, str]]:
-    path = RESULTS / name
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def write_environment() -> None:
-    """What the figures were made with, beside them."""
-    facts = {
-        "command": "python benchmarks/pooling.py",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "spikecal": sc.__version__,
-        "machine": platform.machine(),
-        "recipes": {name: recipe.to_dict() for name, recipe in RECIPES.items()},
-        "networks": "vgg6max_cifar10 and vgg6avg_cifar10, trained by benchmarks/train_cifar.py with seed 0",
-        "calibration": "1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
-        "test": "test images drawn with seed 0: the first 1000 in accuracy.csv, 2000 others in paired.csv",
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+    records.write_environment(
+        RESULTS,
+        "python benchmarks/pooling.py",
+        recipes={name: recipe.to_dict() for name, recipe in RECIPES.items()},
+        networks="vgg6max_cifar10 and vgg6avg_cifar10, trained by benchmarks/train_cifar.py with seed 0",
+        calibration="1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
+        test="test images drawn with seed 0: the first 1000 in accuracy.csv, 2000 others in paired.csv",
+    )
 
 
 def table() -> str:
     """Mean ± standard deviation over the seeds, in percent, as Markdown."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     ann: dict[str, float] = {}
-    for row in read(ACCURACY):
+    for row in records.read(RESULTS / ACCURACY):
         found[row["recipe"], row["pooling"], int(row["T"])].append(100 * float(row["accuracy"]))
         ann[row["pooling"]] = 100 * float(row["ann_accuracy"])
     lines = ["| recipe | pooling | ANN | " + " | ".join(f"T={T}" for T in TIMES) + " |"]
@@ -213,7 +187,7 @@ def table() -> str:
 def paired_table() -> str:
     """Currents minus spikes in points, for every seed, with the standard error of each difference."""
     found: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for row in read(PAIRED):
+    for row in records.read(RESULTS / PAIRED):
         difference, error = (100 * float(row[key]) for key in ("difference", "standard_error"))
         found[row["recipe"], int(row["T"])].append(f"{difference:+.1f} ± {error:.1f}")
     lines = ["| recipe | T | currents − spikes, by seed |", "|---|---:|---|"]
@@ -232,28 +206,28 @@ def cell(values: list[float]) -> str:
 
 def write_table() -> None:
     """Put the table between its two marks on the results page."""
-    head, _, rest = DOCS.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    DOCS.write_text(f"{head}{MARKS[0]}\n\n{table()}\n{MARKS[1]}{tail}")
+    records.write_between(DOCS, MARKS, table())
 
 
 def run(wanted: list[tuple[int, int, str, str]]) -> None:
     """Measure the wanted (T, seed, recipe, pooling) for the table."""
     bench = Bench(TABLE_IMAGES)
-    known = {(int(row["T"]), int(row["seed"]), row["recipe"], row["pooling"]) for row in read(ACCURACY)}
+    known = {
+        (int(row["T"]), int(row["seed"]), row["recipe"], row["pooling"]) for row in records.read(RESULTS / ACCURACY)
+    }
     for T, seed, recipe, pooling in (key for key in wanted if key not in known):
         row = bench.measure(pooling, recipe, T, seed)
-        append(ACCURACY, FIELDS, row)
+        records.append(RESULTS / ACCURACY, FIELDS, row)
         print(f"T={T:<3} seed {seed}  {recipe:6s} {pooling:60s} {row[5]} (ANN {row[7]})", flush=True)
 
 
 def run_paired(wanted: list[tuple[int, int, str]]) -> None:
     """Compare spikes and currents for the wanted (T, seed, recipe)."""
     bench = Bench(OTHER_IMAGES)
-    known = {(int(row["T"]), int(row["seed"]), row["recipe"]) for row in read(PAIRED)}
+    known = {(int(row["T"]), int(row["seed"]), row["recipe"]) for row in records.read(RESULTS / PAIRED)}
     for T, seed, recipe in (key for key in wanted if key not in known):
         row = bench.compare(recipe, T, seed)
-        append(PAIRED, PAIRED_FIELDS, row)
+        records.append(RESULTS / PAIRED, PAIRED_FIELDS, row)
         print(*(f"{name} {value}" for name, value in zip(PAIRED_FIELDS, row, strict=True)), sep=", ", flush=True)
 
 

@@ -13,11 +13,9 @@ Memory is what the system says the process has resident (Linux only). What the p
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import importlib
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from typing import Any
 
 import torch
 
+import records
 import spikecal as sc
 from coverage import load_torchvision, randomise
 from spikecal.memory import budget
@@ -102,34 +101,20 @@ def path_of_results() -> Path:
 
 
 def append(row: dict[str, Any]) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    new = not path_of_results().exists()
-    with path_of_results().open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    records.append(path_of_results(), FIELDS, row)
 
 
 def read() -> list[dict[str, str]]:
-    if not path_of_results().exists():
-        return []
-    with path_of_results().open(newline="") as file:
-        return list(csv.DictReader(file))
+    return records.read(path_of_results())
 
 
 def write_environment() -> None:
-    """What the figures were made with, beside them."""
-    facts = {
-        "command": "python benchmarks/size.py",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "torchvision")},
-        "spikecal": sc.__version__,
-        "machine": platform.machine(),
-        "work": f"recipe light, T={T}, {IMAGES} images of {SIDE}×{SIDE}, then evaluate on the same images",
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+    records.write_environment(
+        RESULTS,
+        "python benchmarks/size.py",
+        torchvision=version("torchvision"),
+        work=f"recipe light, T={T}, {IMAGES} images of {SIDE}×{SIDE}, then evaluate on the same images",
+    )
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -149,9 +134,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def write_table() -> None:
     """Put the table between the two marks of the page."""
-    head, _, rest = DOCS.read_text().partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    DOCS.write_text(f"{head}{MARKS[0]}\n\n{table(read())}\n{MARKS[1]}{tail}")
+    records.write_between(DOCS, MARKS, table(read()))
 
 
 def main() -> None:

@@ -10,9 +10,6 @@ machine hits all of them. Ratios can be compared between machines, seconds canno
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import records
 import shared_data
 import spikecal as sc
 from spikecal import native
@@ -97,13 +95,6 @@ def layers(steps: int, images: int, rounds: int) -> list[tuple[object, ...]]:
     return rows
 
 
-def write(name: str, fields: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    with (RESULTS / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(fields)
-        writer.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
@@ -113,21 +104,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "command": f"python benchmarks/speed.py --threads {options.threads}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lanes": native.lanes(),
-        "machine": platform.machine(),
-        **vars(options),
-    }
-    (RESULTS / "environment.json").write_text(json.dumps(facts, indent=2) + "\n")
+    command = f"python benchmarks/speed.py --threads {options.threads}"
+    records.write_environment(RESULTS, command, lanes=native.lanes(), **vars(options))
     with torch.no_grad():
         fields = ("channels", "size", "rate", "torch_s", "native_s", "speedup")
-        write("layers", fields, layers(8, 4, options.rounds))
+        records.write(RESULTS / "layers.csv", fields, layers(8, 4, options.rounds))
         fields = ("network", "T", "batch", "engine", "mean_rate", "snn_s", "ann_s", "ratio_to_T_ann")
-        write("networks", fields, networks(options.T, options.batch, options.rounds))
+        records.write(RESULTS / "networks.csv", fields, networks(options.T, options.batch, options.rounds))
 
 
 if __name__ == "__main__":
