@@ -1,0 +1,120 @@
+"""Where the error of a spiking network comes from, layer by layer, before and after each step of calibration.
+
+    python benchmarks/diagnosis.py              # measures, and writes the figures and tables of docs/diagnosis.md
+    python benchmarks/diagnosis.py --table      # only writes them, from the results
+
+The yardstick is a delay of T steps: every layer has seen all of its input before it fires, so nothing is uneven.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import records
+import shared_data
+import spikecal as sc
+from grid import Converter
+
+ROOT = Path(__file__).parent
+FOLDER, PAGE = ROOT / "results" / "diagnosis", ROOT.parent / "docs" / "diagnosis.md"
+RESULTS = FOLDER / "layers.csv"
+FIGURES = PAGE.parent / "figures"
+MARKS = ("<!-- tables of benchmarks/diagnosis.py -->", "<!-- end of benchmarks/diagnosis.py -->")
+NETWORK, TIMES, IMAGES, SEED = "resnet20_cifar10", (4, 8), 500, 0
+PARTS = ("inherited", "clipping", "flooring", "unevenness")
+FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_rate", "correlation", "error", *PARTS)
+
+
+def recipes(T: int) -> dict[str, sc.Recipe]:
+    shift, channels = sc.BiasShift(), sc.MMSE(per_channel=True)
+    return {
+        "plain": sc.plain(),
+        "light": sc.light(),
+        "potential calibration": sc.Recipe(channels, (shift, sc.PotentialCalibration())),
+        "best": sc.best(),
+        "pipelined": sc.pipelined(),
+        "nothing uneven": sc.best(delay=T, name="nothing uneven"),
+    }
+
+
+def measure() -> None:
+    model = shared_data.network(NETWORK)
+    x, y = shared_data.images("cifar10", "test", IMAGES, 0, NETWORK)
+    converter = Converter(model, shared_data.images("cifar10", "train", 1024, SEED + 1, NETWORK)[0], SEED)
+    records.write_environment(
+        FOLDER,
+        "python benchmarks/diagnosis.py",
+        network=NETWORK,
+        test=f"{IMAGES} test images drawn with seed 0",
+        calibration=f"1024 training images drawn with seed {SEED + 1}; the recipe says how many its steps see",
+    )
+    RESULTS.unlink(missing_ok=True)
+    for T in TIMES:
+        for name, recipe in recipes(T).items():
+            result = sc.evaluate(converter(recipe, T), zip(x.split(100), y.split(100), strict=True))
+            print(f"T={T}  {name:24s} {100 * (result.accuracy or 0):.1f} %", flush=True)
+            for layer in result.layers:
+                numbers = {**asdict(layer), **asdict(layer.parts)}
+                shown = {k: f"{numbers[k]:.6g}" for k in ("firing_rate", "correlation", "error", *PARTS)}
+                shares = {"accuracy": result.accuracy, "ann_accuracy": result.ann_accuracy, "images": result.images}
+                records.append(RESULTS, FIELDS, {"recipe": name, "T": T, "layer": layer.name, **shares, **shown})
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The parts of the error, averaged over the layers; and the error of the last one."""
+    lines = []
+    for T in TIMES:
+        lines += [
+            f"### T={T}",
+            "",
+            "| recipe | accuracy % | " + " | ".join(PARTS) + " | error of the last layer |",
+            "|---|---:|" + "---:|" * (len(PARTS) + 1),
+        ]
+        for name in recipes(T):
+            some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
+            if some:
+                means = [sum(float(r[part]) for r in some) / len(some) for part in PARTS]
+                cells = [f"{100 * float(some[0]['accuracy']):.1f}", *(f"{m:.3f}" for m in means)]
+                lines.append(f"| {name} | " + " | ".join(cells) + f" | {float(some[-1]['error']):.3f} |")
+        lines += ["", f"![Parts of the error at T={T}](figures/diagnosis_T{T}.svg)", ""]
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, str]]) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from spikecal.figures import COLORS
+
+    mpl.rcParams.update({"svg.hashsalt": "spikecal", "svg.fonttype": "none"})
+    FIGURES.mkdir(exist_ok=True)
+    for T in TIMES:
+        figure = Figure(figsize=(10, 6), layout="constrained")
+        panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
+        for axes, name in zip(panels, recipes(T), strict=True):
+            some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
+            for part in PARTS:
+                values = [float(r[part]) for r in some]
+                axes.plot(range(1, len(some) + 1), values, marker=".", color=COLORS[part], label=part)
+            axes.set_title(f"{name}, {100 * float(some[0]['accuracy']):.1f} %" if some else name, fontsize=10)
+            axes.set_ylim(0, 0.6)
+        figure.supxlabel("layer of neurons")
+        figure.supylabel("squared error / power of the ANN")
+        figure.axes[0].legend(fontsize=8)
+        figure.savefig(FIGURES / f"diagnosis_T{T}.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write figures and tables from the results")
+    if not parser.parse_args().table:
+        measure()
+    rows = records.read(RESULTS)
+    draw(rows)
+    records.write_between(PAGE, MARKS, table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What was tried to make `best` better, whether it helped or not.
+
+    python benchmarks/trials.py                        # everything that is not in the results yet
+    python benchmarks/trials.py --T 4 --networks resnet20_cifar10
+    python benchmarks/trials.py --table                # only write the tables into docs/diagnosis.md
+
+Each row changes one thing in `best`. Accuracy on 1000 images has a standard error of a point, so the error of the class
+scores is measured beside it, ‖y − z‖² / ‖z‖² with the mean over the classes taken off: it tells smaller differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import records
+import shared_data
+import spikecal as sc
+from grid import Converter
+from spikecal.functional import channel_mean
+from spikecal.replay import Layer
+from spikecal.simulation import Neurons
+
+ROOT = Path(__file__).parent
+FOLDER, PAGE = ROOT / "results" / "trials", ROOT.parent / "docs" / "diagnosis.md"
+MARKS = ("<!-- tables of benchmarks/trials.py -->", "<!-- end of benchmarks/trials.py -->")
+NETWORKS, TIMES, SEEDS = ("resnet20_cifar10", "resnet32_cifar10"), (4, 8), (0, 1, 2)
+FIELDS = ("network", "trial", "T", "seed", "images", "accuracy", "ann_accuracy", "score_error")
+
+
+@dataclass(frozen=True)
+class Hesitation:
+    """A negative current at the first step, share·θ, paid back at the last."""
+
+    share: float = 0.25
+
+    def apply(self, layer: Layer) -> None:
+        if isinstance(layer.site, Neurons):
+            temporal = torch.zeros(layer.T, *layer.site.threshold.shape)
+            temporal[0] -= self.share * layer.site.threshold
+            temporal[-1] += self.share * layer.site.threshold
+            layer.site = replace(layer.site, temporal=temporal)
+
+
+@dataclass(frozen=True)
+class EvenCurrent:
+    """A current at every step that makes the channel's mean current the same at all steps."""
+
+    def apply(self, layer: Layer) -> None:
+        if isinstance(layer.site, Neurons):
+            total = torch.zeros(())
+            for _, values in layer.chunks():
+                current = layer.arriving(values)  # (T, B, C, ...)
+                means = torch.stack([channel_mean(step, layer.channel_axis) for step in current])  # (T, C, 1, 1)
+                total = total + means * (current.shape[1] / layer.images)
+            layer.site = replace(layer.site, temporal=total.mean(0, keepdim=True) - total)
+
+
+@dataclass(frozen=True)
+class Dither:
+    """Initial potentials that differ from neuron to neuron, evenly over width·θ, in the first `layers` layers."""
+
+    width: float = 1.0
+    layers: int = 1_000
+
+    def apply(self, layer: Layer) -> None:
+        index = layer.graph.neurons.index(layer.segment.site) if isinstance(layer.site, Neurons) else self.layers
+        if isinstance(layer.site, Neurons) and index < self.layers:
+            shift = (low_discrepancy(layer.segment.site.shape) - 0.5) * self.width * layer.site.threshold
+            layer.site = replace(layer.site, v0=layer.site.v0 + shift)
+
+
+def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
+    """Numbers in [0, 1) such that neighbours along every axis differ (Roberts' sequence in three dimensions)."""
+    total = torch.zeros(shape)
+    for axis, slope in enumerate((0.8191725134, 0.6710436067, 0.5497004779)[: len(shape)]):
+        total = total + slope * torch.arange(shape[axis]).reshape(-1, *(1,) * (len(shape) - axis - 1))
+    return total % 1
+
+
+SHIFT, WEIGHTS, PC = sc.BiasShift(), sc.ClosedFormWeights(), sc.PotentialCalibration()
+
+
+def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
+    return sc.Recipe(threshold, steps, calibration_images=images)  # type: ignore[arg-type]
+
+
+TRIALS = {
+    "best": sc.best(),
+    "1024 images": changed(SHIFT, WEIGHTS, PC, images=1024),
+    "ridge 0.1": changed(SHIFT, sc.ClosedFormWeights(ridge=0.1), PC),
+    "ridge 0.001": changed(SHIFT, sc.ClosedFormWeights(ridge=0.001), PC),
+    "not masked": changed(SHIFT, sc.ClosedFormWeights(masked=False), PC),
+    "fitted twice": changed(SHIFT, WEIGHTS, PC, WEIGHTS, PC),
+    "fitted to what fires": changed(SHIFT, WEIGHTS, PC, sc.ClosedFormWeights(fired=True), PC),
+    "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, PC),
+    "hesitation": changed(SHIFT, WEIGHTS, Hesitation(), PC),
+    "late readout": changed(SHIFT, WEIGHTS, PC, sc.LateReadout()),
+    "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), PC),
+    "even current": changed(SHIFT, WEIGHTS, EvenCurrent(), PC),
+    "dither": changed(SHIFT, Dither(0.5), WEIGHTS, PC),
+    "dither, first layer": changed(SHIFT, Dither(1.0, layers=1), WEIGHTS, PC),
+    "dither, even current": changed(SHIFT, Dither(0.5), WEIGHTS, EvenCurrent(), PC),
+    "tuned thresholds, even current": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EvenCurrent(), PC),
+    "dither, tuned thresholds, even current": changed(
+        SHIFT, Dither(0.5), WEIGHTS, sc.TunedThreshold(), EvenCurrent(), PC
+    ),
+}
+
+
+def measure(networks: list[str], times: list[int], seeds: list[int], trials: list[str]) -> None:
+    about = {"test": "1000 test images drawn with seed 0", "calibration": "training images drawn with seed + 1"}
+    records.write_environment(FOLDER, "python benchmarks/trials.py", **about)
+    known = {(r["network"], r["trial"], int(r["T"]), int(r["seed"])) for r in records.read(FOLDER / "trials.csv")}
+    for network in networks:
+        dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
+        model, (x, y) = shared_data.network(network), shared_data.images(dataset, "test", 1000, 0, network)
+        for seed in seeds:
+            converter = Converter(model, shared_data.images(dataset, "train", 1024, seed + 1, network)[0], seed)
+            for T in times:
+                for trial in trials:
+                    if (network, trial, T, seed) not in known:
+                        snn = converter(TRIALS[trial], T)
+                        scores, ann = snn(x), snn.ann(x)
+                        shares = [float((s.argmax(1) == y).double().mean()) for s in (scores, ann)]
+                        row = (network, trial, T, seed, len(x), *(f"{s:.4f}" for s in (*shares, error(scores, ann))))
+                        records.append(FOLDER / "trials.csv", FIELDS, row)
+                        print(*row, flush=True)
+
+
+def error(scores: Tensor, ann: Tensor) -> float:
+    y, z = (s - s.mean(1, keepdim=True) for s in (scores, ann))
+    return float((y - z).square().sum() / z.square().sum())
+
+
+def table() -> str:
+    found = defaultdict[tuple[str, str, int], list[tuple[float, float]]](list)
+    for row in records.read(FOLDER / "trials.csv"):
+        key = row["network"], row["trial"], int(row["T"])
+        found[key].append((100 * float(row["accuracy"]), float(row["score_error"])))
+    columns = [(n, T) for n in NETWORKS for T in TIMES if (n, "best", T) in found]
+    titles = " | ".join(f"{n}, T={T}" for n, T in columns)
+    lines = [f"| trial | {titles} |", "|---|" + "---:|" * len(columns)]
+    for trial in TRIALS:
+        cells = [cell(found.get((n, trial, T), [])) for n, T in columns]
+        lines.append(f"| {trial} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(values: list[tuple[float, float]]) -> str:
+    """Accuracy, and the error of the scores."""
+    if not values:
+        return ""
+    accuracy, error = (statistics.mean(part) for part in zip(*values, strict=True))
+    few = f" ({len(values)} seed{'s' * (len(values) > 1)})" if len(values) < len(SEEDS) else ""
+    return f"{accuracy:.1f} / {error:.3f}{few}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--T", nargs="+", type=int, default=TIMES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--trials", nargs="+", default=list(TRIALS), choices=list(TRIALS), metavar="TRIAL")
+    parser.add_argument("--table", action="store_true", help="only write the tables of what is known")
+    options = parser.parse_args()
+    if not options.table:
+        measure(options.networks, options.T, options.seeds, options.trials)
+    records.write_between(PAGE, MARKS, table())
+
+
+if __name__ == "__main__":
+    main()
