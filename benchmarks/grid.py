@@ -138,7 +138,7 @@ class Grid:
             "| recipe | " + " | ".join(f"T={T}" for T in self.times) + " |",
             "|---|" + "---:|" * len(self.times),
         ]
-        for recipe in self.recipes:
+        for recipe in (r for r in self.recipes if any((r, T) in found for T in self.times)):
             cells = [_cell(found.get((recipe, T), [])) for T in self.times]
             lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"
