@@ -164,7 +164,7 @@ class MMSE:
             raise ValueError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
 
     def accumulator(self, T: int) -> Accumulator:
-        return _LeastError(T, self.grid, self.shift)
+        return _LeastError(T=T, grid=self.grid, shift=self.shift)
 
 
 def _as_fraction(shift: float) -> Fraction:
@@ -172,29 +172,25 @@ def _as_fraction(shift: float) -> Fraction:
 
 
 @dataclass
-class _LeastError:
-    """An exact search that touches every activation once, not once for each candidate.
+class _ByCells:
+    """Base of rules that need of the activations only how many, and how much, lie in each of many equal cells.
 
-    The candidates are θ_g = g·max/grid, so every level boundary (k − shift)·θ_g/T lies on the lattice of cells of
-    width max/(grid·T·d), where d makes shift·d whole. Number and sum of the activations in each cell therefore
-    give the squared error of every candidate exactly: Σ(x − q)² = Σx² + Σ_k q_k·(n_k·q_k − 2·Σ_k x).
+    A first pass finds the maximum of every row, a second one counts.
     """
 
-    T: int
-    grid: int
-    shift: float
     top: Tensor | None = None
-    counts: Tensor | None = None  # (rows, cells)
+    counts: Tensor | None = None  # (rows · cells)
     sums: Tensor | None = None
+    seen: int = 0  # in every row
     final: bool = False
 
-    def __post_init__(self) -> None:
-        self.per_level = _as_fraction(self.shift).denominator
-        self.cells = self.grid * self.T * self.per_level
+    @property
+    def cells(self) -> int:
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
-        return 40 * (self.cells + 1) if self.top is not None else 8  # counts, sums, and what errors() makes of them
+        return 40 * (self.cells + 1) if self.top is not None else 8  # counts, sums, and what becomes of them
 
     def update(self, x: Tensor) -> None:
         if not self.final:
@@ -205,32 +201,65 @@ class _LeastError:
         counts, sums = _cells(x, self.top, self.cells)
         self.counts = counts if self.counts is None else self.counts + counts
         self.sums = sums if self.sums is None else self.sums + sums
+        self.seen += x.shape[1]
 
     def end_pass(self) -> Tensor | None:
         assert self.top is not None
         if not self.final:
             self.top, self.final = _alive(self.top), True
             return None
-        assert self.counts is not None
-        best = self.candidates().gather(1, self.errors().argmin(1)[:, None])[:, 0].to(self.top.dtype)
-        dead = self.counts.view(len(best), -1).sum(1) == 0
-        return torch.where(dead, self.top, torch.minimum(best, _untied(self.top)))
+        top, n, s = self.by_row()
+        found = self.threshold(top, n, s).to(self.top.dtype)
+        dead = (n.sum(1) == 0) | (found <= 0)
+        return torch.where(dead, self.top, torch.minimum(found, _untied(self.top)))
 
-    def candidates(self) -> Tensor:
-        assert self.top is not None
-        steps = torch.arange(1, self.grid + 1, dtype=torch.float64, device=self.top.device)
-        return self.top.double()[:, None] * steps / self.grid  # (rows, grid)
-
-    def errors(self) -> Tensor:
-        """Squared error of every candidate, (rows, grid), up to the constant Σx²."""
+    def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The maxima, (rows,), and number and sum in each cell, (rows, cells)."""
         assert self.top is not None and self.counts is not None and self.sums is not None
-        n = self.counts.view(len(self.top), -1)
-        s = self.sums.view(len(self.top), -1)
+        n, s = (t.view(len(self.top), -1) for t in (self.counts, self.sums))
+        return self.top.double(), n, s
+
+    def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
+        """What the rule makes of `by_row`."""
+        raise NotImplementedError
+
+
+@dataclass
+class _LeastError(_ByCells):
+    """An exact search that touches every activation once, not once for each candidate.
+
+    The candidates are θ_g = g·max/grid, so every level boundary (k − shift)·θ_g/T lies on the lattice of cells of
+    width max/(grid·T·d), where d makes shift·d whole. Number and sum of the activations in each cell therefore
+    give the squared error of every candidate exactly: Σ(x − q)² = Σx² + Σ_k q_k·(n_k·q_k − 2·Σ_k x).
+    """
+
+    T: int = 1
+    grid: int = 100
+    shift: float = 0.0
+
+    @property
+    def per_level(self) -> int:
+        return _as_fraction(self.shift).denominator
+
+    @property
+    def cells(self) -> int:
+        return self.grid * self.T * self.per_level
+
+    def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
+        return self.candidates(top).gather(1, self.errors(top, n, s).argmin(1)[:, None])[:, 0]
+
+    def candidates(self, top: Tensor) -> Tensor:
+        steps = torch.arange(1, self.grid + 1, dtype=torch.float64, device=top.device)
+        return top[:, None] * steps / self.grid  # (rows, grid)
+
+    def errors(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
+        """Squared error of every candidate, (rows, grid), up to the constant Σx²."""
         n, s = ((c.sum(1, keepdim=True) - c.cumsum(1) + c) for c in (n, s))  # how many, how much, at or above a cell
         levels = torch.arange(1, self.T + 1, device=n.device)  # level k is reached at (k − shift)·θ/T
         edges = ((levels - self.shift) * self.per_level).round().long()
-        errors = torch.empty(len(self.top), self.grid, dtype=torch.float64, device=n.device)
-        for g, theta in enumerate(self.candidates().T, 1):
+        candidates = self.candidates(top)
+        errors = torch.empty_like(candidates)
+        for g, theta in enumerate(candidates.T, 1):
             unit = (theta / self.T)[:, None]  # (rows, 1)
             at = edges * g
             # Σ_k over the steps k−1 → k of q²: q_k² − q_{k−1}² = unit²·(2k − 1), and of q: unit
@@ -255,52 +284,30 @@ class LTB:
             raise ValueError(f"local threshold balancing needs at least one iteration, not {self.iterations}")
 
     def accumulator(self, T: int) -> Accumulator:
-        return _Balance(self.iterations)
+        return _Balance(iterations=self.iterations)
 
 
 @dataclass
-class _Balance:
-    """Number and sum of the activations in each of CELLS between 0 and the maximum stand for all of them.
+class _Balance(_ByCells):
+    """Number and sum of the activations in many cells between 0 and the maximum stand for all of them.
 
     Only of the cell in which θ lies it is not known what is above θ; it counts as if all of it were at its mean.
     """
 
-    iterations: int
-    top: Tensor | None = None
-    counts: Tensor | None = None  # (rows, cells)
-    sums: Tensor | None = None
-    seen: int = 0
-    final: bool = False
+    iterations: int = 1000
 
-    CELLS = 4096
-    nbytes: int = 40 * 4096
+    @property
+    def cells(self) -> int:
+        return 4096
 
-    def update(self, x: Tensor) -> None:
-        if not self.final:
-            top = x.amax(1)
-            self.top = top if self.top is None else torch.maximum(self.top, top)
-            return
-        assert self.top is not None
-        counts, sums = _cells(x, self.top, self.CELLS)
-        self.counts = counts if self.counts is None else self.counts + counts
-        self.sums = sums if self.sums is None else self.sums + sums
-        self.seen += x.shape[1]
-
-    def end_pass(self) -> Tensor | None:
-        assert self.top is not None
-        if not self.final:
-            self.top, self.final = _alive(self.top), True
-            return None
-        assert self.counts is not None and self.sums is not None
-        n, s = (t.view(len(self.top), -1) for t in (self.counts, self.sums))  # (rows, cells)
+    def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         above_n, above_s = ((c.sum(1, keepdim=True) - c.cumsum(1)) for c in (n, s))  # in the cells above one
-        width, theta = self.top.double()[:, None] / self.CELLS, torch.zeros_like(n[:, :1])
+        width, theta = top[:, None] / self.cells, torch.zeros_like(n[:, :1])
         for _ in range(self.iterations):
-            cell = (theta / width).long().clamp_(max=self.CELLS)
+            cell = (theta / width).long().clamp_(max=self.cells)
             own, above = ((b.gather(1, cell) - theta * a.gather(1, cell)) for a, b in ((n, s), (above_n, above_s)))
             theta += 2 * (own.clamp(min=0) + above.clamp(min=0)) / self.seen
-        found = theta[:, 0].to(self.top.dtype)
-        return torch.where(found > 0, torch.minimum(found, _untied(self.top)), self.top)
+        return theta[:, 0]
 
 
 def _cells(x: Tensor, top: Tensor, cells: int) -> tuple[Tensor, Tensor]:
