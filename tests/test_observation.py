@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,3 +140,31 @@ def test_a_program_of_fixed_batch_size_is_refused_with_everything_else() -> None
     with pytest.raises(sc.UnsupportedModelError) as caught:
         sc.convert(program, X, 2)
     assert [r.what for r in caught.value.refusals] == ["batch size", "gelu"]
+
+
+def test_a_result_that_is_no_tensor_is_refused_with_everything_else() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(scores=F.silu(x).relu())
+
+    with pytest.raises(sc.UnsupportedModelError, match="returns a SimpleNamespace; return tensors in tuples") as caught:
+        sc.convert(Named(), X, 2)
+    assert [r.what for r in caught.value.refusals] == ["output", "silu"]
+
+
+def test_a_batch_size_in_the_result_is_refused_with_everything_else() -> None:
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, int]:
+            return x.relu().tanh(), x.shape[0]
+
+    with pytest.raises(sc.UnsupportedModelError, match="returns its batch size; return only tensors") as caught:
+        sc.convert(Counting(), X, 2)
+    assert sorted(r.what for r in caught.value.refusals) == ["output", "tanh"]
+
+
+def test_a_program_of_free_image_size_is_refused_with_everything_else() -> None:
+    sizes = {0: torch.export.Dim("batch"), 2: torch.export.Dim("height")}
+    program = torch.export.export(nn.Sequential(nn.ReLU(), nn.GELU()), (X,), dynamic_shapes=(sizes,))
+    with pytest.raises(sc.UnsupportedModelError, match="export it with a fixed image size") as caught:
+        sc.convert(program, X, 2)
+    assert [r.what for r in caught.value.refusals] == ["input", "gelu"]

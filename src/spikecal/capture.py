@@ -114,6 +114,7 @@ class _Importer:
             if node.op == "call_function":
                 self._call(node)
         self._refuse_mutations()
+        self._refuse_sizes()
         structure = self._outputs_of_refused() if self.refused else self._outputs()
         return Graph(tuple(self.nodes), self.tensors, structure), tuple(self.refused)
 
@@ -138,10 +139,9 @@ class _Importer:
             self.env[node] = value
             return
         if not all(isinstance(size, int) for size in value.shape[1:]):
-            raise UnsupportedModelError(
-                f"the size of the input {node.name!r} is free in this program; export it with a fixed image size and "
-                "only the batch free"
-            )
+            why = "its size is free in this program; export it with a fixed image size and only the batch free"
+            refusals = [Refusal("input", node.name, why), *self._known_offenders()]
+            raise UnsupportedModelError(refusal_message(refusals), refusals)
         if self.batch is None:
             self.batch = value.shape[0] if value.ndim else 1
         if isinstance(self.batch, int) and not self.refused:
@@ -151,6 +151,11 @@ class _Importer:
             )
             self.refused.append(Refusal("batch size", node.name, why))
         self.env[node] = self.add(Input(), (), node, name=node.name)
+
+    def _known_offenders(self) -> list[Refusal]:
+        """By name alone, where shapes are not known."""
+        calls = [n for n in self.program.graph.nodes if n.op == "call_function" and op_name(n) in REMEDIES]
+        return [Refusal(op_name(n), place(n), REMEDIES[op_name(n)]) for n in calls]
 
     def _returned(self) -> list[tuple[str, Any]]:
         """What the model returns, with a name for each."""
@@ -171,6 +176,11 @@ class _Importer:
         why = "the model changes its own buffers in forward(), so it is not a function of its inputs; leave that out"
         self.refused += [Refusal("buffer", str(s.target), why) for s in changed]
 
+    def _refuse_sizes(self) -> None:
+        sizes = [name for name, value in self._returned() if isinstance(self.resolve(value), torch.SymInt)]
+        why = "the model returns its batch size; return only tensors"
+        self.refused += [Refusal("output", name, why) for name in sizes]
+
     def _outputs(self) -> Any:
         leaves = [_Leaf(self._leaf(value, name)) for name, value in self._returned()]
         if not any(isinstance(leaf.meaning, int) for leaf in leaves):
@@ -187,8 +197,6 @@ class _Importer:
             return sum(isinstance(n.op, Output) for n in self.nodes) - 1
         if isinstance(source, Tensor):
             return {"tensor": self.tensor(name, source)}
-        if isinstance(source, torch.SymInt):
-            raise UnsupportedModelError("the model returns its batch size; return only tensors")
         return {"constant": source}
 
     def _call(self, node: fx.Node) -> None:

@@ -39,6 +39,7 @@ _READS = {
     *(Tensor.item, Tensor.tolist, Tensor.is_nonzero, Tensor.equal, Tensor.allclose),
     *(torch.is_nonzero, torch.equal, torch.allclose),
 }
+_RETURNED = (Tensor, int, float, str, type(None))
 _SYNONYMS = {"rmul": "mul", "imul": "mul", "truediv": "div", "rtruediv": "div", "itruediv": "div"} | {
     "rmatmul": "matmul",
     "logsigmoid": "log_sigmoid",
@@ -61,6 +62,7 @@ class Observation:
     decisions: dict[str, Any] = field(default_factory=dict)  # by place: the first that was read of the images
     offenders: list[Refusal] = field(default_factory=list)
     calls: int = 0
+    returned: list[str] = field(default_factory=list)  # types that no result may hold
 
     @property
     def refusals(self) -> list[Refusal]:
@@ -88,7 +90,9 @@ def _run(model: nn.Module, images: Sequence[Tensor], forced: Mapping[Read, list[
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     watch = Watch(model, forced, copies, calls)
     with suppress(Exception), torch.no_grad(), watch:
-        torch.func.functional_call(model, buffers, copies)
+        result = torch.func.functional_call(model, buffers, copies)
+        kinds = (type(leaf) for leaf in tree_leaves(result) if not isinstance(leaf, _RETURNED))
+        watch.seen.returned = sorted({kind.__name__ for kind in kinds})
     return watch.seen
 
 

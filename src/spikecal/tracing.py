@@ -66,6 +66,9 @@ def _as_far_as_possible(
 ) -> Traced:
     """The program of the way that the images take; or an error with all that was seen."""
     refusal = _failed(failure, model) if failure else None
+    if seen.returned:
+        why = f"the model returns a {', a '.join(seen.returned)}; return tensors in tuples, lists or dicts"
+        refusal = Refusal("output", "forward", why)
     reasons, elsewhere = seen.refusals, list[Refusal]()
     with suppress(Exception):  # a model that cannot be copied, for one
         for way in other_ways(model, batch, seen):
