@@ -168,3 +168,18 @@ def test_a_program_of_free_image_size_is_refused_with_everything_else() -> None:
     with pytest.raises(sc.UnsupportedModelError, match="export it with a fixed image size") as caught:
         sc.convert(program, X, 2)
     assert [r.what for r in caught.value.refusals] == ["input", "gelu"]
+
+
+def test_a_call_in_a_helper_method_has_its_own_line() -> None:
+    class Helped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.helper(x.relu()) + self.helper(x)
+
+        def helper(self, x: Tensor) -> Tensor:
+            return F.gelu(x) * x.tanh()
+
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        sc.convert(Helped(), X, 2)
+    line = Helped.helper.__code__.co_firstlineno + 1
+    found = [(r.what, r.where.partition(" ")[2]) for r in caught.value.refusals]
+    assert found == [(what, f"(test_observation.py:{line})") for what in ("gelu", "tanh", "mul") * 2]

@@ -8,6 +8,7 @@ its functionalisation gives in-place operations their meaning; values that depen
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,7 +66,19 @@ def survey(model: nn.Module | ExportedProgram, example: Sequence[Tensor] = ()) -
     found = Traced(model) if isinstance(model, ExportedProgram) else _traced(model, example)
     with quiet(), torch.random.fork_rng(devices=[]):
         graph, refusals = _Importer(_pure(found.program), refused=list(found.reasons)).graph()
+    refusals = with_lines(refusals, found.seen)
     return graph, (*refusals, *(r for r in found.elsewhere if r not in refusals))
+
+
+def with_lines(refusals: Sequence[Refusal], seen: Sequence[Refusal]) -> tuple[Refusal, ...]:
+    """Refusals with the lines of those that were seen: of a call in a helper method, tracing knows only forward()'s."""
+
+    def key(refusal: Refusal) -> tuple[str, str]:
+        return refusal.what, refusal.where.partition(" (")[0]
+
+    asked, known = Counter(map(key, refusals)), Counter(map(key, seen))
+    lines = {k: iter([r.where for r in seen if key(r) == k]) for k in known if known[k] == asked[k]}
+    return tuple(replace(r, where=next(lines[key(r)])) if key(r) in lines else r for r in refusals)
 
 
 def _traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
