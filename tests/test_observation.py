@@ -183,3 +183,50 @@ def test_a_call_in_a_helper_method_has_its_own_line() -> None:
     line = Helped.helper.__code__.co_firstlineno + 1
     found = [(r.what, r.where.partition(" ")[2]) for r in caught.value.refusals]
     assert found == [(what, f"(test_observation.py:{line})") for what in ("gelu", "tanh", "mul") * 2]
+
+    class Unknown(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.helper(x.relu())
+
+        def helper(self, x: Tensor) -> Tensor:
+            return x.cumprod(1)
+
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        sc.convert(Unknown(), X, 2)
+    line = Unknown.helper.__code__.co_firstlineno + 1
+    assert [r.where for r in caught.value.refusals] == [f"cumprod (test_observation.py:{line})"]
+
+
+def test_decisions_behind_decisions_are_followed() -> None:
+    def middle(net: Net, y: Tensor) -> Tensor:
+        if y.max() > 100:
+            y = y.tanh()
+            if y.min() < -100:
+                y = F.gelu(y)
+                if y.mean() > 100:
+                    y = F.silu(y)
+        return y
+
+    assert sorted(refusals(middle)) == ["control flow"] * 3 + ["gelu", "silu", "tanh"]
+
+
+def test_numbers_that_decide_are_read_otherwise_too() -> None:
+    def middle(net: Net, y: Tensor) -> Tensor:
+        level = y.mean().item()
+        if level > 50:
+            return y.tanh()
+        return F.gelu(y) if level < -50 else y
+
+    assert sorted(refusals(middle)) == ["control flow", "gelu", "tanh"]
+
+
+def test_what_stands_in_the_branches_of_a_cond_is_listed() -> None:
+    class Cond(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.relu()
+            y = torch.cond(y.sum() > 1, lambda a: F.gelu(a), lambda a: F.silu(a), (y,))
+            return y.tanh()
+
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        sc.convert(Cond(), X, 2)
+    assert [r.what for r in caught.value.refusals] == ["sum", "cond", "gelu", "silu", "tanh"]

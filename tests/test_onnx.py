@@ -337,6 +337,24 @@ def test_what_stands_behind_an_operator_that_changes_the_shape_is_listed(tmp_pat
     assert [(r.what, r.where) for r in e.value.refusals] == [("SpaceToDepth", "fold"), ("tanh", "tanh")]
 
 
+def test_what_stands_in_the_branches_of_an_if_is_listed(tmp_path: Path) -> None:
+    def branch(op: str) -> Any:
+        node = onnx.helper.make_node(op, [hidden], [f"{op}_out"], name=f"inner{op}")
+        info = onnx.helper.make_tensor_value_info(f"{op}_out", onnx.TensorProto.FLOAT, None)
+        return onnx.helper.make_graph([node], op, [], [info])
+
+    f = File(3, 8, 8)
+    hidden = f("Identity", f("Relu", f.conv("x", 3, 4)))
+    most = f("Greater", f("ReduceMax", hidden, keepdims=0), f.constant(np.float32(1)))
+    chosen = f("If", most, then_branch=branch("Sigmoid"), else_branch=branch("Tanh"), name="choice")
+    path = f.save(tmp_path / "net.onnx", chosen)
+    with pytest.raises(spikecal.UnsupportedModelError) as e:
+        spikecal.convert(path, torch.randn(4, 3, 8, 8))
+    found = [(r.what, r.where) for r in e.value.refusals]
+    inner = [("Sigmoid", "choice.innerSigmoid"), ("Tanh", "choice.innerTanh")]
+    assert sorted(found) == sorted([("Greater", most), ("If", "choice"), *inner, ("amax", "reducemax3")])
+
+
 def test_operators_that_cannot_be_read_are_listed_even_if_tracing_fails_behind_them(tmp_path: Path) -> None:
     f = File(3, 8, 8)
     x = f("NonZero", f("Relu", f.conv("x", 3, 4)), name="places")

@@ -153,7 +153,7 @@ class _Importer:
             return
         if not all(isinstance(size, int) for size in value.shape[1:]):
             why = "its size is free in this program; export it with a fixed image size and only the batch free"
-            refusals = [Refusal("input", node.name, why), *self._known_offenders()]
+            refusals = [Refusal("input", node.name, why), *_known_offenders(self.program.graph)]
             raise UnsupportedModelError(refusal_message(refusals), refusals)
         if self.batch is None:
             self.batch = value.shape[0] if value.ndim else 1
@@ -164,11 +164,6 @@ class _Importer:
             )
             self.refused.append(Refusal("batch size", node.name, why))
         self.env[node] = self.add(Input(), (), node, name=node.name)
-
-    def _known_offenders(self) -> list[Refusal]:
-        """By name alone, where shapes are not known."""
-        calls = [n for n in self.program.graph.nodes if n.op == "call_function" and op_name(n) in REMEDIES]
-        return [Refusal(op_name(n), place(n), REMEDIES[op_name(n)]) for n in calls]
 
     def _returned(self) -> list[tuple[str, Any]]:
         """What the model returns, with a name for each."""
@@ -240,6 +235,7 @@ class _Importer:
         """Put a stand-in in place of the value, so that offenders behind it are found too."""
         if why:
             self.refused.append(Refusal(op_name(node), place(node), why))
+        self.refused += [r for branch in _branches(node) for r in _known_offenders(branch)]
         value, name = node.meta.get("val"), self.unique(call_site(node))
         sizes = tuple(value.shape) if isinstance(value, Tensor) else ()
         batched = bool(sizes) and self._is_batch(sizes[0]) and all(isinstance(size, int) for size in sizes[1:])
@@ -324,7 +320,7 @@ def _reason_behind_lost(node: fx.Node, args: Any) -> str:
     name = op_name(node)
     if name in PRODUCTS:
         return PRODUCTS[name] if sum(1 for _ in _names(args)) > 1 else ""
-    if node.target is operator.getitem or node.target in RULES:
+    if node.target is operator.getitem or node.target in RULES or name == UNREAD:
         return ""
     return REMEDIES.get(name, NO_RULE)
 
@@ -368,3 +364,15 @@ def _structure(tree: Any) -> Any:
         f"the model returns a {type(tree).__name__}; return tensors in tuples, lists, or dicts with names or numbers "
         "as keys"
     )
+
+
+def _branches(node: fx.Node) -> list[fx.Graph]:
+    """The graphs that a call holds, as those of torch.cond."""
+    modules = (getattr(node.graph.owning_module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
+    return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+
+
+def _known_offenders(graph: fx.Graph) -> list[Refusal]:
+    """By name alone, where shapes are not known."""
+    calls = [n for n in graph.nodes if n.op == "call_function" and op_name(n) in REMEDIES]
+    return [Refusal(op_name(n), place(n), REMEDIES[op_name(n)]) for n in calls]

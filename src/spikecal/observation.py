@@ -28,7 +28,7 @@ from .errors import Refusal
 from .rules import LEAVES, PRODUCTS, REMEDIES, is_users_code
 
 DECISION = "an if, int() or item() on values that depend on the images has no graph; write it without"
-OTHER_WAYS = 16  # decisions of which the other answer is tried, at most
+OTHER_WAYS = 32  # runs with other answers, at most
 CALLS = 10  # a way that makes so many times the calls of the one that the images take does not end
 
 Read = tuple[str, str]  # the place where Python reads a tensor, and how
@@ -59,14 +59,20 @@ class Observation:
     """One run of a model."""
 
     answers: dict[Read, list[Any]] = field(default_factory=lambda: defaultdict(list))  # what Python read, in order
-    decisions: dict[str, Any] = field(default_factory=dict)  # by place: the first that was read of the images
-    offenders: list[Refusal] = field(default_factory=list)
+    decisions: dict[Read, Any] = field(default_factory=dict)  # the first that was read of the images at each place
+    made: list[Refusal] = field(default_factory=list)  # calls on what comes from the images; `why` if one offends
     calls: int = 0
     returned: list[str] = field(default_factory=list)  # types that no result may hold
 
     @property
     def refusals(self) -> list[Refusal]:
-        return [Refusal("control flow", where, DECISION) for where in self.decisions]
+        return [
+            Refusal("control flow", where, DECISION) for where in dict.fromkeys(place for place, _ in self.decisions)
+        ]
+
+    @property
+    def offenders(self) -> list[Refusal]:
+        return [call for call in self.made if call.why]
 
 
 def observe(model: nn.Module, images: Sequence[Tensor]) -> Observation:
@@ -75,14 +81,27 @@ def observe(model: nn.Module, images: Sequence[Tensor]) -> Observation:
 
 
 def other_ways(model: nn.Module, images: Sequence[Tensor], taken: Observation) -> list[Observation]:
-    """Runs that leave the way of the images, each where one decision is read for the first time."""
-    ways = []
-    for where, value in itertools.islice(taken.decisions.items(), OTHER_WAYS):
-        how = next(how for place, how in taken.answers if place == where)
-        if isinstance(value, bool):
-            forced = {(where, how): [not value]}
-            ways.append(_run(copy.deepcopy(model), images, forced, CALLS * taken.calls + 1000))
+    """Runs that leave the way of the images: every decision, also one on such a way, is taken otherwise once."""
+    ways, tried = list[Observation](), set[Read]()
+    waiting = [(taken, dict[Read, list[Any]]())]  # runs, and the answers that led there
+    for seen, answers in waiting:
+        for read in (r for r in seen.decisions if r not in tried):
+            tried.add(read)
+            for answer in _others(seen.decisions[read])[: OTHER_WAYS - len(ways)]:
+                forced = {**answers, read: [answer]}
+                ways.append(_run(copy.deepcopy(model), images, forced, CALLS * taken.calls + 1000))
+                waiting.append((ways[-1], forced))
     return ways
+
+
+def _others(value: Any) -> list[Any]:
+    """What could have been read instead: the other truth, or numbers far below and above."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        far = 1000 * (abs(value) + 1)
+        return [value - far, value + far]
+    return []
 
 
 def _run(model: nn.Module, images: Sequence[Tensor], forced: Mapping[Read, list[Any]], calls: int) -> Observation:
@@ -121,7 +140,7 @@ class Watch(TorchFunctionMode):
         if func in _READS:
             return self._read(func, args, kwargs or {}, bool(sources))
         if sources:
-            self._judge(func.__name__.strip("_"), len(sources))
+            self._note(func.__name__.strip("_"), len(sources))
         result = func(*args, **(kwargs or {}))
         if sources:
             self._follow(args[:1] if result is None else result)  # x[0] = y gives nothing
@@ -133,17 +152,16 @@ class Watch(TorchFunctionMode):
         value = pending.pop(0) if pending else func(*args, **kwargs)
         self.seen.answers[where, func.__name__].append(value)
         if of_images:
-            self.seen.decisions.setdefault(where, value)
+            self.seen.decisions.setdefault((where, func.__name__), value)
         return value
 
-    def _judge(self, name: str, sources: int) -> None:
-        """Note a call that offends, as far as its name tells."""
+    def _note(self, name: str, sources: int) -> None:
+        """Note a call, and whether it offends as far as its name tells."""
         name = _SYNONYMS.get(name, name)
         why = PRODUCTS.get(name, "") if sources > 1 else ""
         if not why and name not in PRODUCTS and name not in _NOT_ALWAYS:
             why = REMEDIES.get(name, "")
-        if why:
-            self.seen.offenders.append(Refusal(name, place_of(self._frames(), self.paths, name), why))
+        self.seen.made.append(Refusal(name, place_of(self._frames(), self.paths, name), why))
 
     def _comes_from_images(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self.followed and self.followed[id(value)]() is value

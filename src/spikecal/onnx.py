@@ -58,6 +58,7 @@ class Step(nn.Module):
         super().__init__()
         self.label, self.run, self.attributes = label, run, attributes
         self.shapes: Sequence[Shape] = (None,)  # of its outputs, as far as the file tells
+        self.inside: Sequence[Refusal] = ()  # what offends in the graphs that the node holds, as the branches of an If
         self.found = Found()
         self.settings = {i: value for i, value in fixed.items() if not isinstance(value, Tensor)}
         for i in fixed.keys() - self.settings:
@@ -89,7 +90,8 @@ class OnnxNetwork(PartlyRead):
     @property
     def refusals(self) -> list[Refusal]:
         """What could not be read when the network was last traced."""
-        return [s.found.refusal for s in self.children() if isinstance(s, Step) and s.found.refusal]
+        steps = [s for s in self.children() if isinstance(s, Step)]
+        return [r for s in steps if s.found.refusal for r in (s.found.refusal, *s.inside)]
 
     def append(self, name: str, step: Step, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         while hasattr(self, name):
@@ -119,6 +121,7 @@ def read_onnx(path: Path) -> OnnxNetwork:
             step = _step(node, constants, batch, read, path.parent)
         except Refuse as e:
             step = Step((node.op_type, node.name), _refusing(e), {}, {})
+            step.inside = _inside(node)
         step.shapes = [shapes.get(name) for name in node.output]
         if constants.keys() >= set(node.input):
             found = dict(zip(node.output, step(*[None] * len(node.input)), strict=False))
@@ -203,6 +206,14 @@ def _remedy(node: NodeProto) -> str | None:
     if node.op_type == "BatchNormalization":
         return None
     return {name.replace("_", ""): remedy for name, remedy in REMEDIES.items()}.get(key)
+
+
+def _inside(node: NodeProto) -> list[Refusal]:
+    """Offenders in the graphs that a node holds."""
+    inner = [n for a in node.attribute for graph in (*a.graphs, a.g) for n in graph.node]
+    named = [(n, f"{node.name}.{n.name or n.op_type}", _remedy(n)) for n in inner]
+    own = [Refusal(n.op_type, where, why) for n, where, why in named if why]
+    return own + [r for n in inner for r in _inside(n)]
 
 
 def _step(node: NodeProto, constants: Mapping[str, Any], batch: int | None, read: set[str], folder: Path) -> Step:

@@ -33,7 +33,7 @@ class Traced:
     """A program; if it is not all of the model, why, and what offends in the rest."""
 
     program: ExportedProgram
-    seen: list[Refusal] = field(default_factory=list)  # offenders in a run, with the lines of helper methods
+    seen: list[Refusal] = field(default_factory=list)  # calls in a run, with the lines of helper methods
     reasons: list[Refusal] = field(default_factory=list)
     elsewhere: list[Refusal] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ def traced(model: nn.Module, example: Sequence[Tensor]) -> Traced:
         try:
             program = _program(model, example)
             if not seen.decisions:
-                return Traced(program, seen.offenders)
+                return Traced(program, seen.made)
         except UnsupportedModelError:
             raise
         except Exception as e:
@@ -77,8 +77,8 @@ def _as_far_as_possible(
             elsewhere += [r for r in way.offenders if r not in elsewhere]
     with suppress(Exception), Watch(model, seen.answers):
         if refusal and refusal.what == "batch size":
-            return Traced(torch.export.export(model, batch), seen.offenders, [refusal, *reasons], elsewhere)
-        return Traced(_exported(model, batch), seen.offenders, reasons, elsewhere)
+            return Traced(torch.export.export(model, batch), seen.made, [refusal, *reasons], elsewhere)
+        return Traced(_exported(model, batch), seen.made, reasons, elsewhere)
     if refusal and not any(refusal.where == r.where for r in reasons):
         reasons.append(refusal)
     found = [*reasons, *seen.offenders, *(r for r in elsewhere if r not in seen.offenders)]
