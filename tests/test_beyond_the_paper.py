@@ -11,8 +11,11 @@ import torch
 
 import reference
 import spikecal as sc
-from helpers import dense_graph, shell
+import zoo
+from helpers import captured, dense_graph, inputs, shell
+from spikecal.functional import channel_mean
 from spikecal.ops import Linear
+from spikecal.replay import Layer
 from spikecal.simulation import Neurons, run_ann
 
 T = 6
@@ -95,6 +98,38 @@ def test_a_tuned_threshold_is_the_best_of_those_tried(delay: int) -> None:
     chosen = np.array(factors)[np.argmin(errors, 0)]
     np.testing.assert_allclose(snn.sites[name].threshold.numpy(), chosen * old, rtol=1e-12)
     np.testing.assert_allclose(snn.sites[name].v0.numpy(), chosen * old / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_even_current_is_even_on_average_and_adds_nothing(delay: int) -> None:
+    snn, x = network(sc.InitialPotential(), sc.EvenCurrent(), delay=delay)
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), site in zip(layers(snn)[:-1], snn.sites.values(), strict=False):
+        current = train @ weight.T + bias  # (T, N, C)
+        temporal = current.mean((0, 1)) - current.mean(1)
+        if delay:
+            temporal = np.stack([temporal[0] + temporal[1], *temporal[2:], np.zeros_like(temporal[0])])
+            current = np.stack([current[0] + current[1], *current[2:], np.zeros_like(current[0])])
+        np.testing.assert_allclose(site.temporal.numpy(), temporal, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(site.temporal.sum(0).numpy(), 0, atol=1e-12)
+        train = reference.integrate_and_fire(current + temporal[:, None], site.threshold.numpy(), site.v0.numpy())[0]
+
+
+class IsEven:
+    """A step that changes nothing."""
+
+    def apply(self, layer: Layer) -> None:
+        if isinstance(layer.site, Neurons):
+            total = sum(layer.arriving(values).sum(1) for _, values in layer.chunks())
+            means = torch.stack([channel_mean(step, layer.channel_axis) for step in total.unsqueeze(1)])
+            even = means / layer.images + layer.site.temporal  # (T, C, 1, ...)
+            torch.testing.assert_close(even, even.mean(0).expand_as(even), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet_block", *zoo.MAXPOOL])
+def test_an_even_current_is_even_whatever_stands_on_the_way(name: str) -> None:
+    recipe = sc.Recipe(RULE, (sc.InitialPotential(), sc.EvenCurrent(), IsEven()))
+    sc.convert(shell(captured(name)), [inputs(name, 8)], 4, recipe)
 
 
 def test_our_recipes_differ_in_the_delay_alone() -> None:

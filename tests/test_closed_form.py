@@ -50,22 +50,26 @@ def windows(x: np.ndarray, op: Any, kernel: tuple[int, int]) -> np.ndarray:
     return np.stack(found, 1)
 
 
-def ridge(P: np.ndarray, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+Rows = list[tuple[np.ndarray, np.ndarray]]
+
+
+def ridge(P: np.ndarray, D: np.ndarray, more: Rows | None = None) -> tuple[np.ndarray, np.ndarray]:
     """min ‖D − P·w − b‖² + λ·mean power·n·‖w‖², as an ordinary least-squares problem with more rows."""
-    centred, rest = P - P.mean(0), D - D.mean(0)
-    strength = np.sqrt(RIDGE * (centred**2).sum(0).mean())
-    rows = np.concatenate([centred, strength * np.eye(P.shape[1])])
-    w = np.linalg.lstsq(rows, np.concatenate([rest, np.zeros((P.shape[1], D.shape[1]))]), rcond=None)[0]
+    strength = np.sqrt(RIDGE * ((P - P.mean(0)) ** 2).sum(0).mean())
+    blocks = [(p - p.mean(0), d - d.mean(0)) for p, d in [(P, D), *(more or [])]]
+    blocks.append((strength * np.eye(P.shape[1]), np.zeros((P.shape[1], D.shape[1]))))
+    rows, wanted = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    w = np.linalg.lstsq(rows, wanted, rcond=None)[0]
     return w, D.mean(0) - P.mean(0) @ w
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("masked", "even"), [(False, 0.0), (True, 0.0), (True, 0.7)])
 @pytest.mark.parametrize("kind", SECOND)
-def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool) -> None:
+def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even: float) -> None:
     model = two_layers(SECOND[kind](), nn.Flatten())
     x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     graph = shell(capture(model, (x[:2],)))
-    step = sc.ClosedFormWeights(ridge=RIDGE, masked=masked)
+    step = sc.ClosedFormWeights(ridge=RIDGE, masked=masked, even=even)
     rule = sc.MMSE(per_channel=True)
     plain = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF,)))
     fitted = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF, step)))
@@ -77,13 +81,16 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool) -> No
     site = fitted.sites[first]
     torch.testing.assert_close(site.bias, torch.zeros_like(site.bias).expand_as(site.bias), rtol=0, atol=1e-9)
 
-    spikes = spike_trains(plain, x)[first].mean(0).numpy()  # (B, C, H, W)
+    trains = spike_trains(plain, x)[first].numpy()  # (T, B, C, H, W)
+    spikes = trains.mean(0)
+    early = [t / T * (trains[:t].mean(0) - spikes) for t in (1, 2, 4)]
     weight, bias = (plain.graph.tensors[k].numpy() for k in (conv.op.weight, conv.op.bias))
     z = model[:3](x).detach().numpy()
-    P = windows(spikes, conv.op, weight.shape[2:])  # (B, positions, C, kh, kw)
+    P, *too_early = (windows(s, conv.op, weight.shape[2:]) for s in (spikes, *early))  # (B, positions, C, kh, kw)
     outputs, groups = len(weight) // conv.op.groups, conv.op.groups
     for g in range(groups):
-        mine = P[:, :, g * weight.shape[1] : (g + 1) * weight.shape[1]].reshape(-1, weight[0].size)
+        own = slice(g * weight.shape[1], (g + 1) * weight.shape[1])
+        mine, *uneven = (p[:, :, own].reshape(-1, weight[0].size) for p in (P, *too_early))
         w = weight[g * outputs : (g + 1) * outputs].reshape(outputs, -1).T
         channels = slice(g * outputs, (g + 1) * outputs)
         target = z[:, channels].reshape(len(z), outputs, -1).transpose(0, 2, 1).reshape(-1, outputs)
@@ -93,7 +100,8 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool) -> No
         if masked:
             D = np.where(target < 0, np.minimum(-current, 0), D)
             D = np.where((target > theta) & (current > theta), 0, D)
-        delta, shift = ridge(mine, D)
+        share = np.sqrt(even / len(uneven))
+        delta, shift = ridge(mine, D, [(share * p, -share * p @ w) for p in uneven])
         found = fitted.graph.tensors[conv.op.weight].numpy()[channels].reshape(outputs, -1).T - w
         np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
         moved = fitted.sites[second].bias.reshape(-1).numpy()[channels]
@@ -120,7 +128,7 @@ def test_the_classifier_is_fitted_too() -> None:
 def test_every_net_stays_finite(name: str) -> None:
     """Dead channels, fewer samples than unknowns, shared weights, residual streams: whatever the zoo holds."""
     x = inputs(name, 12)
-    steps = (HALF, sc.ClosedFormWeights(), sc.PotentialCalibration())
+    steps = (HALF, sc.ClosedFormWeights(even=1.0), sc.PotentialCalibration())
     snn = sc.convert(shell(captured(name)), [x], 4, sc.Recipe(sc.MMSE(per_channel=True), steps))
     assert all(torch.isfinite(t).all() for t in snn.graph.tensors.values())
     assert torch.isfinite(mean_currents(snn, x)).all()

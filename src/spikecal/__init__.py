@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .calibration import (
         BiasCalibration as BiasCalibration,
         BiasShift as BiasShift,
+        EvenCurrent as EvenCurrent,
         InitialPotential as InitialPotential,
         LateReadout as LateReadout,
         NoEffectWarning as NoEffectWarning,
@@ -56,8 +57,8 @@ __version__ = "0.1.0"
 #: The public names by the module that holds them. They are imported when first used: the command line answers
 #: `--help` without waiting for torch.
 _NAMES = {
-    "calibration": "BiasCalibration BiasShift InitialPotential LateReadout NoEffectWarning PotentialCalibration "
-    "TemporalBias TunedThreshold WeightCalibration",
+    "calibration": "BiasCalibration BiasShift EvenCurrent InitialPotential LateReadout NoEffectWarning "
+    "PotentialCalibration TemporalBias TunedThreshold WeightCalibration",
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import CalibrationError
-from .functional import channel_mean, clip_floor_error
+from .functional import channel_mean, clip_floor_error, delayed
 from .replay import Layer
 from .simulation import Neurons, Readout, with_bias
 
@@ -105,6 +105,24 @@ class TemporalBias:
             temporal[t] += step
             v = v + step
             v = v - (v >= theta) * theta
+
+
+@dataclass(frozen=True)
+class EvenCurrent:
+    """A current of its own at every step, b[t] ← b[t] + μ_c(Ī) − μ_c(I[t]): each channel's mean current gets even.
+
+    Over all steps it adds nothing. What stays uneven is what differs from image to image and from place to place.
+    """
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        current = layer.current_by_step()  # (T, C, ...)
+        means = torch.stack([channel_mean(step[None], layer.channel_axis) for step in current])  # (T, C, 1, ...)
+        temporal = delayed(means.mean(0, keepdim=True) - means, layer.site.delay)
+        if layer.site.temporal is not None:
+            temporal = temporal + layer.site.temporal
+        layer.site = replace(layer.site, temporal=temporal)
 
 
 @dataclass(frozen=True)

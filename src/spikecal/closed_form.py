@@ -7,10 +7,16 @@ pre-activation" is linear in the weights of each convolution on the way. With P 
     ΔW = (PᵀP + λ·mean(diag PᵀP)·I)⁻¹ PᵀD,        Δb = mean(D) − ΔW·mean(P).
 
 No learning rate and no iterations: one Gram matrix a layer, summed over chunks of images.
+
+A current with the right mean may still arrive unevenly, and a spike that was fired too early is not taken back. So the
+same least squares asks the weights for even currents too: with P_t, I_t the means over the first t steps, the current
+(t/T)·(I_t − I) that has arrived too early should vanish. It is linear in the weights as well, and adds rows
+P ← (t/T)·(P_t − P), D ← −(t/T)·(I_t − I) for some t < T.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -32,12 +38,14 @@ class ClosedFormWeights:
     ridge: λ, relative to the mean power of the inputs. rows: about how many positions a layer is fitted on, at most.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
+    even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
     ridge: float = 0.01
     masked: bool = True
     rows: int = 262144
     fired: bool = False
+    even: float = 0.0
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
@@ -49,6 +57,7 @@ class ClosedFormWeights:
         anchor = _anchor(layer, node)
         weight = layer.graph.tensors[node.op.weight]
         moments = _Moments(weight, node.op.groups if isinstance(node.op, Conv) else 1)
+        uneven = {t: _Moments(weight, moments.groups) for t in self._times(layer, node, anchor)}
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
         every = max(1, round((layer.images * positions / self.rows) ** 0.5))
         every = min(every, *node.shape[1:]) if isinstance(node.op, Conv) else 1
@@ -61,7 +70,11 @@ class ClosedFormWeights:
             else:
                 residual = ann[anchor] - snn[anchor]
             moments.add(*_samples(node.op, weight, snn[node.inputs[0]], residual, every, turn % every))
-        delta, shift = moments.solve(self.ridge)
+            for t, rows in uneven.items():
+                early = layer.means_until(t, part)
+                p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
+                rows.add(*_samples(node.op, weight, p, -d, every, (turn + t) % every))
+        delta, shift = moments.solve(self.ridge, uneven.values(), self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
             axis = layer.channel_axis
@@ -70,6 +83,12 @@ class ClosedFormWeights:
             layer.site = with_bias(layer.site, shift.reshape(shape))
         elif node.op.bias is not None:
             layer.set_weights({node.op.bias: layer.graph.tensors[node.op.bias] + shift})
+
+    def _times(self, layer: Layer, node: Node, anchor: str) -> list[int]:
+        """The steps at which currents should be even: three at most, and none where no neuron minds."""
+        if not self.even or not isinstance(layer.site, Neurons) or anchor != layer.segment.source:
+            return []
+        return sorted({round(layer.T * share) for share in (0.25, 0.5, 0.75)} - {0, layer.T})
 
     def _residual(self, z: Tensor, current: Tensor, site: Site) -> Tensor:
         """What the ANN has more, as far as the neurons can show it."""
@@ -118,7 +137,7 @@ class _Moments:
 
     def __init__(self, weight: Tensor, groups: int) -> None:
         taps, outputs = weight[0].numel(), len(weight) // groups
-        self.weight, self.samples = weight, 0
+        self.weight, self.groups, self.samples = weight, groups, 0
         new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
         self.gram, self.cross = new((groups, taps, taps)), new((groups, taps, outputs))
         self.inputs, self.residual = new((groups, taps)), new((groups, outputs))
@@ -131,16 +150,23 @@ class _Moments:
         self.inputs += p.sum((0, 3))
         self.residual += d.sum((0, 3))
 
-    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """ΔW in the shape of the weights, and Δb, (outputs,)."""
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """Covariances of the inputs with themselves and with the residuals."""
         p, d = self.inputs / self.samples, self.residual / self.samples
         gram = self.gram / self.samples - p.unsqueeze(2) * p.unsqueeze(1)
-        cross = self.cross / self.samples - p.unsqueeze(2) * d.unsqueeze(1)
+        return gram, self.cross / self.samples - p.unsqueeze(2) * d.unsqueeze(1)
+
+    def solve(self, ridge: float, others: Collection[_Moments] = (), share: float = 0.0) -> tuple[Tensor, Tensor]:
+        """ΔW in the shape of the weights, and Δb, (outputs,). The mean of the others weighs this share of our own."""
+        gram, cross = self.centred()
         power = gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
         power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
+        for other in others:
+            more, across = other.centred()
+            gram, cross = gram + share / len(others) * more, cross + share / len(others) * across
         eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
         solution = torch.linalg.solve(gram + ridge * power[:, None, None] * eye, cross)  # (groups, taps, outputs)
-        shift = d - (solution * p.unsqueeze(2)).sum(1)
+        shift = (self.residual - (solution * self.inputs.unsqueeze(2)).sum(1)) / self.samples
         delta = solution.mT.reshape(self.weight.shape)
         return delta.to(self.weight.dtype), shift.flatten().to(self.weight.dtype)
 

@@ -10,6 +10,7 @@ from typing import Any
 from .calibration import (
     BiasCalibration,
     BiasShift,
+    EvenCurrent,
     InitialPotential,
     LateReadout,
     PotentialCalibration,
@@ -33,6 +34,7 @@ _STEPS = {
         WeightCalibration,
         ClosedFormWeights,
         TemporalBias,
+        EvenCurrent,
         TunedThreshold,
         LateReadout,
     )

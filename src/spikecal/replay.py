@@ -18,7 +18,7 @@ from .errors import CalibrationError
 from .functional import count_spikes, delayed, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
 from .memory import CACHE, CACHE_OF_BITS, chunk_of_images, peak_bytes
-from .ops import Activation, Conv, Linear
+from .ops import Activation, Conv, Linear, Peak
 from .segments import Segment, last_readers, segments
 from .simulation import Neurons, Readout, Site, fire, run_segment, site_current
 from .values import PackedSpikes, Value
@@ -43,13 +43,14 @@ class _Store:
             data = unpack_bits(data, T, self.height)
         return Value(data, constant=False, height=self.height)
 
-    def mean(self, part: slice, T: int) -> Tensor:
-        """Mean over time for each of these images, (B, ...)."""
+    def mean(self, part: slice, steps: int) -> Tensor:
+        """Mean over the first steps for each of these images, (B, ...)."""
         if self.packed is not None:
-            return self.images(part, T).mean()
+            bits = self.data[:steps, part].contiguous()
+            return PackedSpikes(bits, self.packed.channel_height, self.packed.shape).mean()
         if self.height is not None:
-            return count_spikes(self.data[:, part], T) * (self.height / T)
-        return self.data[part] if self.constant else mean_over_time(self.data[:, part])
+            return count_spikes(self.data[:, part], steps) * (self.height / steps)
+        return self.data[part] if self.constant else mean_over_time(self.data[:steps, part])
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,26 @@ class Layer:
         current = site_current(values[self.segment.source], self.site.bias, self.T)
         return delayed(current, self.site.delay if isinstance(self.site, Neurons) else 0)
 
+    def current_by_step(self) -> Tensor:
+        """The current that comes in at every step, averaged over all images, (T, ...), without delay.
+
+        The current of mean spikes is the mean current, unless a maximum is taken on the way.
+        """
+        if any(isinstance(node.op, Peak) for node in self.segment.nodes):
+            currents = (values[self.segment.source] for _, values in self.chunks())
+            total = sum(site_current(current, self.site.bias, self.T).sum(1) for current in currents)
+            return total / self.images  # type: ignore[return-value]
+        values = {name: Value(self._mean_image(name)) for name in self.segment.frontier}
+        return run_segment(self.graph, self.segment, values, 1)[self.segment.source].data + self.site.bias
+
+    def _mean_image(self, name: str) -> Tensor:
+        """What the segment reads there at every step, averaged over all images, (T, ...)."""
+        replay, store = self._replay, self._replay.store[name]
+        total = torch.zeros((), dtype=self.graph.dtype, device=self.graph.device)
+        for part in replay.parts(self.segment):
+            total = total + store.images(part, self.T).data.sum(0 if store.constant else 1)
+        return (total / self.images).expand(self.T, *self.graph.by_name[name].shape)
+
     def output(self, values: Mapping[str, Value]) -> Value:
         """What the site gives: spikes, or the current at an output."""
         arriving = values[self.segment.source]
@@ -160,11 +181,16 @@ class Layer:
         Averaging commutes with what a segment does, so nothing is simulated.
         """
         replay = self._replay
-        for part in replay.parts(self.segment, steps=1):
+        for part in replay.parts(self.segment, steps=2):
             ann = {name: Value(replay.ann[name][part]) for name in self.segment.frontier}
-            snn = {name: Value(replay.store[name].mean(part, self.T)) for name in self.segment.frontier}
-            found = run_segment(replay.ann_graph, self.segment, ann, 1), run_segment(self.graph, self.segment, snn, 1)
-            yield part, _data(found[0]), _data(found[1])
+            found = run_segment(replay.ann_graph, self.segment, ann, 1)
+            yield part, _data(found), self.means_until(self.T, part)
+
+    def means_until(self, step: int, part: slice) -> dict[str, Tensor]:
+        """All values of this segment in the spiking network, as means over its first steps."""
+        replay = self._replay
+        values = {name: Value(replay.store[name].mean(part, step)) for name in self.segment.frontier}
+        return _data(run_segment(self.graph, self.segment, values, 1))
 
     def mean_inputs(self, batch: int) -> dict[str, Tensor]:
         """Mean over time of what the segment reads, for every image, (N, ...); to be trained on `batch` at a time.
