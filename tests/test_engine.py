@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import spikecal as sc
 import zoo
@@ -175,6 +175,25 @@ def test_layers_are_fused_and_spikes_stay_bits() -> None:
         snn.currents(images("resnet_block"), lambda node, value: seen.append(value))
     assert all(isinstance(value, PackedSpikes) for value in seen[:-1])
     assert work.events > 0
+
+
+@pytest.mark.parametrize("widths", [(0, 1, 0, 1), (2, 0, 1, 3), (1, 1, 1, 1)])
+@pytest.mark.parametrize("groups", [1, 2, 32])
+def test_padding_of_its_own_is_fused_too(widths: tuple[int, int, int, int], groups: int) -> None:
+    """Zeros on two sides only, as networks from TensorFlow have them."""
+    torch.manual_seed(0)
+    second = (nn.ZeroPad2d(widths), nn.Conv2d(32, 32, 3, 2, 1 if widths[0] else 0, groups=groups), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), *second, nn.Flatten(), nn.LazyLinear(5))
+    x = torch.randn(4, 3, 12, 11)
+    model(x)
+    snn = sc.convert(model.eval(), x, 6)
+    trains = {}
+    for snn.engine in ("dense", "event", "auto"):
+        trains[snn.engine] = spike_trains(snn, x)
+    for site, spikes in trains["dense"].items():
+        assert torch.equal(trains["event"][site] > 0, spikes > 0)
+        assert torch.equal(trains["auto"][site] > 0, spikes > 0)
+    assert "Pad" not in {type(step.node.op).__name__ for step in lowered(snn.graph, snn.sites, {}, "event")}
 
 
 def test_the_cost_of_the_event_engine_follows_the_spikes() -> None:

@@ -19,7 +19,7 @@ from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
 from .kernels import choose, conv_form, padded_bias, padded_threshold, two
-from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Reshape
+from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Pad, Reshape
 from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
 
@@ -248,7 +248,8 @@ class _Planner:
         if isinstance(node.op, Linear) and len(node.shape) != 1:
             return None
         weight = self.graph.tensors[node.op.weight]
-        events = self._events(node.inputs[0])
+        source, zeros = self._unpadded(node.inputs[0])
+        events = self._events(source)
         if isinstance(node.op, Linear):
             flat = self.graph.by_name[node.inputs[0]]
             if events is None and isinstance(flat.op, Reshape) and flat.inputs[0] in self.heights:
@@ -259,8 +260,8 @@ class _Planner:
             weight = weight.unsqueeze(2)
         if events is None:
             return None
-        source = self.graph.by_name[events.source].shape
-        form = conv_form(node.op, weight.shape[2:], source, node.shape[0], events.window, events.hop)
+        shape = self.graph.by_name[events.source].shape
+        form = conv_form(node.op, weight.shape[2:], shape, node.shape[0], events.window, events.hop, zeros)
         if form is None or any(c.form.groups != form.groups for c in others):
             return None
         best = choose(form, node.shape[0], self.rates.get(events.source, USUAL_RATE))
@@ -273,6 +274,17 @@ class _Planner:
         packed = native.pack_weights(form, node.shape[0], weight, height)
         bias = None if node.op.bias is None else self.graph.tensors[node.op.bias]
         return _ConvTerm(events.source, form, packed, bias)
+
+    def _unpadded(self, name: str) -> tuple[str, tuple[int, int]]:
+        """What stands in front of a padding with zeros, and how many of them are above and on the left."""
+        node = self.graph.by_name[name]
+        if not isinstance(node.op, Pad) or node.op.mode != "constant" or node.op.value or len(node.shape) not in (2, 3):
+            return name, (0, 0)
+        space = 2 * (len(node.shape) - 1)
+        if any(node.op.widths[space:]) or min(node.op.widths) < 0:
+            return name, (0, 0)
+        left, _, above, *_ = (*node.op.widths, 0, 0)
+        return node.inputs[0], (above, left)
 
     def _events(self, name: str) -> _Events | None:
         """The spikes behind a value, if it is spikes or an average over windows of them."""

@@ -21,8 +21,12 @@ def conv_form(
     outputs: int,
     window: tuple[int, int] = (1, 1),
     hop: tuple[int, int] = (1, 1),
+    zeros: tuple[int, int] = (0, 0),
 ) -> native.Conv | None:
-    """A convolution over spikes of this shape, averaged over windows, as the kernels take it; None if they cannot."""
+    """A convolution over spikes of this shape, averaged over windows, as the kernels take it; None if they cannot.
+
+    zeros: what has been padded above and on the left, besides the convolution's own padding.
+    """
     channels, in_h, in_w = image_shape(source)
     conv = op if isinstance(op, Conv) else Conv("")
     if conv.transposed or len(conv.stride) > 2:
@@ -32,7 +36,7 @@ def conv_form(
     form.map_h, form.map_w = (in_h - window[0]) // hop[0] + 1, (in_w - window[1]) // hop[1] + 1
     form.kernel_h, form.kernel_w = kernel
     form.stride_h, form.stride_w = two(conv.stride, 1)
-    form.pad_h, form.pad_w = two(conv.padding, 0)
+    form.pad_h, form.pad_w = (own + more for own, more in zip(two(conv.padding, 0), zeros, strict=True))
     form.dilation_h, form.dilation_w = two(conv.dilation, 1)
     if is_depthwise(form, outputs):
         return form if prod(window) == 1 else None

@@ -164,9 +164,11 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 
-def pipelined(*, delay: int = 1, **options: Any) -> Recipe:
-    """`best`, with every layer waiting a step before it fires: fewer errors, more latency, as many spikes."""
-    return best(name="pipelined", delay=delay, **options)
+def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
+    """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency."""
+    options = {"name": "pipelined", **options}
+    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration())
+    return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, delay=delay, **options)
 
 
 def max_activation(**options: Any) -> Recipe:

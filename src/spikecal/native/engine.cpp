@@ -63,7 +63,7 @@ size_t line_words(const Layer& l) {
   for (int k = 0; k < l.n_convs; ++k) {
     const Conv& c = l.convs[k];
     if (!has_events(c, l.out_channels))
-      most = std::max(most, (size_t)c.kernel_h * (c.map_w + 2 * c.pad_w) * words(c.in_channels));
+      most = std::max(most, (size_t)c.kernel_h * reach(c, l.out_w) * words(c.in_channels));
   }
   return most;
 }

@@ -313,11 +313,11 @@ static inline void pixel_lookup(const Conv& c, const uint64_t* line, const float
 }
 
 // The rows of spikes under the kernel, with zeros where it reaches over the border.
-static void copy_lines(const Conv& c, const uint64_t* image, int y, uint64_t* lines) {
-  const size_t size = words(c.in_channels), reach = (c.map_w + 2 * c.pad_w) * size;
-  for (int ky = 0; ky < c.kernel_h; ++ky, lines += reach) {
+static void copy_lines(const Conv& c, const uint64_t* image, int y, int out_w, uint64_t* lines) {
+  const size_t size = words(c.in_channels), length = reach(c, out_w) * size;
+  for (int ky = 0; ky < c.kernel_h; ++ky, lines += length) {
     const int row = y * c.stride_h + ky * c.dilation_h - c.pad_h;
-    memset(lines, 0, reach * sizeof(uint64_t));
+    memset(lines, 0, length * sizeof(uint64_t));
     if (row >= 0 && row < c.map_h)
       memcpy(lines + c.pad_w * size, image + row * c.in_w * size, c.map_w * size * sizeof(uint64_t));
   }
@@ -327,9 +327,9 @@ static void copy_lines(const Conv& c, const uint64_t* image, int y, uint64_t* li
 template <int WIDTH, int PIXELS>
 static void row_lookup(const Conv& c, const uint64_t* lines, const float* tables, int low, int out_w, float* row) {
   constexpr int WIDE = WIDTH * LANES;
-  const int tap = nibbles(c) * 16 * WIDE, reach = (c.map_w + 2 * c.pad_w) * words(c.in_channels);
+  const int tap = nibbles(c) * 16 * WIDE, length = reach(c, out_w) * words(c.in_channels);
   const int fitting = TABLES_AT_ONCE / tap, columns = fitting > c.kernel_w ? c.kernel_w : fitting ? fitting : 1;
-  for (int ky = 0; ky < c.kernel_h; ++ky, lines += reach)
+  for (int ky = 0; ky < c.kernel_h; ++ky, lines += length)
     for (int from = 0, to; from < c.kernel_w; tables += (to - from) * tap, from = to) {
       to = from + columns < c.kernel_w ? from + columns : c.kernel_w;
       int x = 0;
@@ -345,7 +345,7 @@ template <int KERNEL>  // 0: any
 static void depthwise_sum(const Conv& c, const float* masks, const float* weights, int channels, int out_w, float* row,
                           int next) {
   const int height = KERNEL ? KERNEL : c.kernel_h, width = KERNEL ? KERNEL : c.kernel_w;
-  const size_t reach = (size_t)(c.map_w + 2 * c.pad_w) * LANES;
+  const size_t length = (size_t)reach(c, out_w) * LANES;
   Vec w[KERNEL ? KERNEL * KERNEL : 1];
   if (KERNEL)
     for (int k = 0; k < KERNEL * KERNEL; ++k) w[k] = load(weights + (size_t)k * channels);
@@ -356,7 +356,7 @@ static void depthwise_sum(const Conv& c, const float* masks, const float* weight
 #pragma GCC unroll 3
       for (int kx = 0; kx < width; ++kx) {
         const Vec weight = KERNEL ? w[ky * width + kx] : load(weights + (size_t)(ky * width + kx) * channels);
-        sum += both(load(masks + ky * reach + (size_t)(x * c.stride_w + kx * c.dilation_w) * LANES), weight);
+        sum += both(load(masks + ky * length + (size_t)(x * c.stride_w + kx * c.dilation_w) * LANES), weight);
       }
     store(row, sum);
   }
@@ -364,7 +364,7 @@ static void depthwise_sum(const Conv& c, const float* masks, const float* weight
 
 static void depthwise_row(const Conv& c, const uint64_t* lines, int out_w, int first, int width, int channels,
                           float* row, float* masks) {
-  const int size = words(c.in_channels), cells = c.kernel_h * (c.map_w + 2 * c.pad_w);
+  const int size = words(c.in_channels), cells = c.kernel_h * reach(c, out_w);
   for (int i = 0; i < width; ++i) {
     const int channel = first + i * LANES;
     for (int k = 0; k < cells; ++k) store(masks + (size_t)k * LANES, ones(bits_at(lines + (size_t)k * size, channel)));
@@ -409,7 +409,7 @@ static void add_conv(const Layer& l, const Conv& c, const Events& e, int t, int 
                      const Scratch& scratch) {
   float* row = scratch.row;
   const uint64_t* image = c.spikes + ((size_t)t * l.N + n) * c.in_h * c.in_w * words(c.in_channels);
-  if (!has_events(c, l.out_channels)) copy_lines(c, image, y, scratch.lines);
+  if (!has_events(c, l.out_channels)) copy_lines(c, image, y, l.out_w, scratch.lines);
   if (depthwise(c, l.out_channels)) {
     depthwise_row(c, scratch.lines, l.out_w, first, width, padded(l.out_channels), row, scratch.masks);
     return;

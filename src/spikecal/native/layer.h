@@ -26,6 +26,12 @@ struct Conv {
   int32_t tables;  // sums of every four inputs are looked up, whatever the firing rate; else only events cost
 };
 
+// Columns of a padded row, from pad_w zeros on the left to the last that any output reads.
+inline int reach(const Conv& c, int out_w) {
+  const int row = c.pad_w + c.map_w, read = (out_w - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1;
+  return row > read ? row : read;
+}
+
 struct Layer {
   const Conv* convs;
   int32_t n_convs;
