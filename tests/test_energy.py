@@ -140,6 +140,8 @@ def test_energies_are_sums_of_operations() -> None:
     assert fp32.spiking == pytest.approx(0.9 * 55 + 4.6 * 40 + 0.9 * 30)
     assert paper.ann == pytest.approx({"FP32": 4.6 * 140, "INT8": 0.23 * 140, "4-bit": 0.23 / 4 * 140})
     assert paper.ratios["FP32"] == pytest.approx(paper.spiking / (4.6 * 140))
+    assert fp32.break_even["FP32"] == pytest.approx((4.6 * 140 - 4.6 * 40 - 0.9 * 30) / 0.9)
+    assert fp32.break_even["INT8"] < 0  # multiplying the image alone costs more
     assert [e.constants for e in sc.estimate(operations, 8)] == list(CONSTANTS)
 
 

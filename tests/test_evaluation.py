@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
 from helpers import Given, converted, inputs, spike_trains, twin_of
+from spikecal import native
 from spikecal.energy import LayerOperations
 from spikecal.evaluation import ErrorParts, error_steps
 from spikecal.functional import integrate_and_fire
 from spikecal.simulation import Neurons, run_ann
+from spikecal.values import PackedSpikes, spikes_by_step
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,29 @@ def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
 def numbers(result: sc.LayerResult | sc.Operations) -> list[float]:
     """All of them, those inside others as well."""
     return [x for x in tree_leaves(dataclasses.asdict(result)) if not isinstance(x, str)]
+
+
+@pytest.mark.parametrize(
+    "recipe", [sc.light(), sc.pipelined(), sc.best(signed=True)], ids=["light", "delayed", "signed"]
+)
+def test_rates_and_operations_step_by_step(recipe: sc.Recipe) -> None:
+    snn, x = converted("resnet_block", recipe), inputs("resnet_block", 8, seed=7)[0]
+    result, trains = sc.evaluate(snn, [x[:5], x[5:]]), spike_trains(snn, x)
+    for layer in result.layers:
+        by_step = (trains[layer.name] != 0).flatten(1).double().mean(1)  # (T,)
+        np.testing.assert_allclose(layer.rates_over_time, by_step, rtol=1e-9)
+        assert np.mean(layer.rates_over_time) == pytest.approx(layer.firing_rate)
+    assert len(result.operations_over_time) == snn.latency
+    assert result.operations_over_time[-1] == pytest.approx(result.operations.synaptic_operations)
+    assert np.all(np.diff(result.operations_over_time) >= 0)
+    if snn.latency > snn.T:
+        assert result.operations_over_time[0] == 0  # nobody has fired yet
+
+
+def test_spikes_are_counted_by_step_in_bits_as_in_floats() -> None:
+    spikes = (torch.rand(4, 2, 3, 3, 70, generator=torch.Generator().manual_seed(0)) < 0.2).float()
+    packed = PackedSpikes(native.pack_spikes(spikes), torch.full((70,), 0.3), (70, 3, 3))
+    assert torch.equal(spikes_by_step(packed), spikes.double().sum((1, 2, 3, 4)))
 
 
 def test_batches_and_memory_do_not_matter() -> None:

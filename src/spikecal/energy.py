@@ -88,6 +88,7 @@ class Energy:
 
     constants: Constants
     spiking: float
+    fixed: float  # the part of it that does not depend on spikes
     ann: dict[str, float]  # the same network as an ANN in FP32, in INT8, and with as many levels as T steps give
 
     @property
@@ -95,22 +96,22 @@ class Energy:
         """Spiking network to ANN: below 1 it saves energy."""
         return {name: self.spiking / pj if pj else float("inf") for name, pj in self.ann.items()}
 
+    @property
+    def break_even(self) -> dict[str, float]:
+        """With how many synaptic operations an image would cost as much as by each ANN; below 0, whatever it fires."""
+        return {name: (pj - self.fixed) / self.constants.accumulate for name, pj in self.ann.items()}
+
 
 def estimate(operations: Operations, T: int, constants: Sequence[Constants] = CONSTANTS) -> list[Energy]:
     """The energy of an inference, by every set of constants."""
     macs, bits = operations.ann_multiply_accumulates, ceil(log2(T + 1))  # bits that tell 0 ... T spikes apart
     share = (bits / 8) ** 2  # multipliers grow with the square of the bits
     ann = {"FP32": 4.6 * macs, "INT8": 0.23 * macs, f"{bits}-bit": 0.23 * share * macs}
-    return [
-        Energy(
-            c,
-            c.accumulate * operations.synaptic_operations
-            + c.multiply_accumulate * operations.multiply_accumulates
-            + c.neuron_update * operations.neuron_updates,
-            ann,
-        )
-        for c in constants
-    ]
+    found = []
+    for c in constants:
+        fixed = c.multiply_accumulate * operations.multiply_accumulates + c.neuron_update * operations.neuron_updates
+        found.append(Energy(c, fixed + c.accumulate * operations.synaptic_operations, fixed, ann))
+    return found
 
 
 # -- counting ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from .network import SpikingNetwork, html_table
 from .ops import Activation
 from .progress import track
 from .simulation import Instruction, Neurons, State, ann_program, run_ann, run_steps
-from .values import Value
+from .values import Value, spikes_by_step
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class LayerResult:
     threshold_min: float
     threshold_max: float
     firing_rate: float  # spikes per neuron and step
-    calibration_rate: float | None  # the same on the calibration images
+    rates_over_time: list[float]  # the same at each of its T steps
+    calibration_rate: float | None  # the firing rate on the calibration images
     channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
     parts: ErrorParts
@@ -90,6 +91,7 @@ class Evaluation:
     metric_over_time: list[float]
     layers: list[LayerResult]
     operations: Operations
+    operations_over_time: list[float]  # synaptic operations in the steps so far, by the spikes of each layer
 
     @property
     def energy(self) -> list[Energy]:
@@ -115,7 +117,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and lists, ready for JSON."""
-        energy = [{**asdict(e), "ratios": e.ratios} for e in self.energy]
+        energy = [{**asdict(e), "ratios": e.ratios, "break_even": e.break_even} for e in self.energy]
         return {**asdict(self), "standard_error": self.standard_error, "energy": energy}
 
 
@@ -124,6 +126,7 @@ class _LayerSums:
     """Sums over images; of single neurons, (C, ...), or of all."""
 
     rates: Tensor | None = None  # (C,)
+    by_step: list[Tensor] = field(default_factory=list)  # spikes, (t,), t steps after t steps
     saturated: float = 0.0
     norms: Tensor | None = None  # of x − s̄ and its parts, squared
     moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
@@ -284,6 +287,7 @@ def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> N
     axis = snn.graph.channel_axis(node) % max(1, len(node.shape))
     by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
     layer.rates = _plus(layer.rates, by_channel * share)
+    layer.by_step.append(spikes_by_step(value))
     layer.mean = _plus(layer.mean, mean * share)
 
 
@@ -345,6 +349,8 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
 
     same, right = shares(sums.same_over_time), shares(sums.right_over_time)
     (own, ann), metric = shares(sums.confidence) or (None, None), shares(sums.metric)
+    layers = [_layer_result(snn, node, sums.layers[node.name], sums.images) for node in snn.graph.neurons]
+    operations = sums.ledger.result()
     return Evaluation(
         images=sums.images,
         T=snn.T,
@@ -363,9 +369,30 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         metric=metric[-1] if metric else None,
         ann_metric=metric[0] if metric else None,
         metric_over_time=metric[1:],
-        layers=[_layer_result(snn, node, sums.layers[node.name], sums.images) for node in snn.graph.neurons],
-        operations=sums.ledger.result(),
+        layers=layers,
+        operations=operations,
+        operations_over_time=_operations_over_time(snn, layers, operations),
     )
+
+
+def _operations_over_time(snn: SpikingNetwork, layers: list[LayerResult], operations: Operations) -> list[float]:
+    """Those of each connection, spread over the steps as the spikes of the neurons in front of it are."""
+    rates = {layer.name: torch.tensor(layer.rates_over_time, dtype=torch.float64) for layer in layers}
+    by_step, begins = torch.zeros(snn.latency, dtype=torch.float64), snn.begins
+    for edge in (edge for edge in operations.layers if edge.synaptic_operations):
+        origins = _neurons_behind(snn.graph, edge.source)
+        spikes = torch.stack([rates[name] for name in origins]).sum(0)  # (T,)
+        begin = max(begins[name] for name in origins)
+        by_step[begin : begin + snn.T] += edge.synaptic_operations * spikes / spikes.sum()
+    return [float(n) for n in by_step.cumsum(0)]
+
+
+def _neurons_behind(graph: Graph, name: str) -> set[str]:
+    """The neurons whose spikes a value is made of."""
+    node = graph.by_name[name]
+    if isinstance(node.op, Activation):
+        return {name}
+    return {found for i in node.inputs for found in _neurons_behind(graph, i)}
 
 
 def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: int) -> LayerResult:
@@ -375,6 +402,7 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
     power = float(layer.moments[2])
     error, *parts = [float(n) / power if power else float(n > 0) for n in layer.norms]
     rates = layer.rates / images
+    by_step = torch.cat(layer.by_step).reshape(-1, snn.T).sum(0) / (images * max(1, neurons))
     return LayerResult(
         name=node.name,
         neurons=neurons,
@@ -382,6 +410,7 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         threshold_min=float(site.threshold.min()),
         threshold_max=float(site.threshold.max()),
         firing_rate=float(rates.mean()),
+        rates_over_time=by_step.tolist(),
         calibration_rate=snn.statistics[node.name].firing_rate if node.name in snn.statistics else None,
         channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
         error=error,

@@ -98,13 +98,17 @@ class SpikingNetwork:
 
     @property
     def _waits(self) -> list[int]:
-        """After how many steps each output gets its first current: shortcuts wait for the longest way."""
+        return [self.begins[node.name] for node in self.graph.outputs]
+
+    @property
+    def begins(self) -> dict[str, int]:
+        """After how many steps each node has its first value: shortcuts wait for the longest way."""
         begins: dict[str, int] = {}
         for node in self.graph.nodes:
             site = self.sites.get(node.name)
             own = site.delay if isinstance(site, Neurons) else 0
             begins[node.name] = max((begins[i] for i in node.inputs), default=0) + own
-        return [begins[node.name] for node in self.graph.outputs]
+        return begins
 
     def ann(self, *inputs: Tensor) -> Any:
         """The ANN twin: equals the model that was converted."""

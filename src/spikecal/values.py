@@ -73,6 +73,15 @@ class PackedSpikes(Value):
         return counts.permute(0, 3, 1, 2).reshape(len(counts), *self.shape)
 
 
+def spikes_by_step(value: Value) -> Tensor:
+    """How many neurons of all images fire at each step, of either sign, (t,)."""
+    if isinstance(value, PackedSpikes):
+        ones = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.float64)
+        counts = [torch.bincount(step.flatten().view(torch.uint8), minlength=256) for step in value.bits]
+        return torch.stack(counts).double() @ ones
+    return (value.data != 0).flatten(1).sum(1, dtype=torch.float64).cpu()
+
+
 def bits_of(value: Value) -> Tensor:
     """Spikes of any kind as bits, (t, B, H, W, words)."""
     if isinstance(value, PackedSpikes):
