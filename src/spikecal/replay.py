@@ -128,6 +128,9 @@ class Layer:
     def _mean_image(self, name: str) -> Tensor:
         """What the segment reads there at every step, averaged over all images, (T, ...)."""
         replay, store = self._replay, self._replay.store[name]
+        if store.packed is not None:  # counted over the images of each step, as others are over steps
+            like = store.packed.channel_height, store.packed.shape
+            return torch.cat([PackedSpikes(step.unsqueeze(1), *like).mean() for step in store.data])
         total = torch.zeros((), dtype=self.graph.dtype, device=self.graph.device)
         for part in replay.parts(self.segment):
             total = total + store.images(part, self.T).data.sum(0 if store.constant else 1)
