@@ -69,10 +69,10 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-SHIFT, WEIGHTS, EVEN, PC = sc.BiasShift(), sc.ClosedFormWeights(), sc.EvenCurrent(), sc.PotentialCalibration()
+SHIFT, WEIGHTS, EVEN, PC = sc.best().steps
 
 
-def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
+def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 768) -> sc.Recipe:
     return sc.Recipe(threshold, steps, calibration_images=images)  # type: ignore[arg-type]
 
 
@@ -90,10 +90,12 @@ TRIALS = {
     "ridge 0.01": weights(ridge=0.01),
     "ridge 0.1": weights(ridge=0.1),
     "not masked": weights(masked=False),
-    "1024 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=1024),
+    "512 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=512),
     "fitted twice": changed(SHIFT, WEIGHTS, EVEN, PC, WEIGHTS, EVEN, PC),
     "fitted to what fires as well": changed(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
-    "potential calibrated twice": changed(SHIFT, WEIGHTS, EVEN, PC, PC),
+    "potential calibrated in full": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(1.0, 256)),
+    "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
+    "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),
     "hesitation": changed(SHIFT, WEIGHTS, Hesitation(), EVEN, PC),
     "late readout": changed(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),

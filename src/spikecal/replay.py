@@ -167,12 +167,16 @@ class Layer:
             found[part] = output.mean()
         return found
 
-    def mean_error(self) -> Tensor:
-        """x − s̄ averaged over all images, in the shape of a sample."""
+    def mean_error(self, images: int = 0) -> Tensor:
+        """x − s̄ averaged over all images, or the first of them, in the shape of a sample."""
         total = torch.zeros(self.segment.site.shape, dtype=torch.float64, device=self.graph.device)
+        wanted = min(images or self.images, self.images)
         for part, _, output in self.outputs():
-            total += (self.target(part) - output.mean()).sum(0, dtype=torch.float64)
-        return (total / self._replay.images).to(self.graph.dtype)
+            error = (self.target(part) - output.mean())[: wanted - part.start]
+            total += error.sum(0, dtype=torch.float64)
+            if part.stop >= wanted:
+                break
+        return (total / wanted).to(self.graph.dtype)
 
     @property
     def images(self) -> int:
