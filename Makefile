@@ -9,6 +9,8 @@ PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+CHROMIUM := apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver
+
 .PHONY: demo test check slow browser clean help
 
 demo: $(VENV)/demo.stamp  ## convert a small trained network and show what happened
@@ -25,8 +27,9 @@ check: $(VENV)/dev.stamp  ## lint, format and types
 slow: $(VENV)/dev.stamp  ## the slow tests only
 	$(PYTEST) -m slow
 
-browser: $(VENV)/dev.stamp  ## the report in a real browser (needs chromium and chromedriver)
+browser: $(VENV)/dev.stamp  ## the report in a real browser, which is installed where that can be done
 	$(INSTALL) selenium
+	command -v chromedriver > /dev/null || timeout 300 sh -c '$(CHROMIUM)' || echo "no browser could be installed"
 	$(PYTEST) -n 0 -m browser -rs
 
 clean:  ## remove the environment, caches and build output

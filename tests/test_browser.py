@@ -16,9 +16,10 @@ from spikecal.models import digits_net
 pytestmark = pytest.mark.browser
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed; make browser does so")
+exceptions = pytest.importorskip("selenium.common.exceptions")
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
-    "--disable-component-update --hide-scrollbars --window-size=1200,4000"
+    "--disable-component-update --disable-dev-shm-usage --hide-scrollbars --window-size=1200,5000"
 )
 
 
@@ -38,8 +39,12 @@ def browser(folder: Path) -> Iterator[Any]:
     for flag in (*FLAGS.split(), f"--user-data-dir={folder / 'profile'}"):
         options.add_argument(flag)
     snn = sc.convert(digits_net(), load_data("digits", split="train", limit=64).batches(), 4)
-    sc.write_report(snn, load_data("digits", split="test", limit=64).batches(), folder / "report.html")
-    opened = selenium.Chrome(options, selenium.ChromeService(driver))
+    test = load_data("digits", split="test", limit=128)
+    sc.write_report(snn, test.batches(), folder / "report.html", classes=[f"<b>{name}</b>" for name in test.classes])
+    try:
+        opened = selenium.Chrome(options, selenium.ChromeService(driver))
+    except exceptions.WebDriverException as e:
+        pytest.skip(f"chromium does not start on this machine: {str(e).splitlines()[0]}")
     opened.get((folder / "report.html").as_uri())
     yield opened
     opened.quit()
@@ -51,7 +56,7 @@ def texts(browser: Any, selector: str) -> list[str]:
 
 def test_every_chart_is_drawn_without_errors(browser: Any, folder: Path) -> None:
     charts = browser.find_elements("css selector", ".chart")
-    assert len(charts) == 6
+    assert len(charts) == 9
     assert all(chart.find_elements("css selector", "svg.main-svg") for chart in charts)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     assert browser.save_screenshot(str(folder / "report.png"))
@@ -70,6 +75,20 @@ def test_another_layer_can_be_chosen(browser: Any) -> None:
     before = points()
     browser.find_elements("css selector", "#layer option")[2].click()
     assert points() != before
+
+
+def test_break_even_follows_the_chosen_constants(browser: Any) -> None:
+    (before,) = texts(browser, "#break-even")
+    browser.find_elements("css selector", "#constants option")[2].click()
+    (after,) = texts(browser, "#break-even")
+    assert before != after
+    assert "the FP32 ANN at" in after
+
+
+def test_mistakes_carry_the_names_of_classes(browser: Any) -> None:
+    labels = texts(browser, "#mistakes tbody td:first-child")
+    assert labels
+    assert all(label == f"{label[0]} <b>{label[0]}</b>" for label in labels)  # as text, not as markup
 
 
 def test_the_table_sorts_and_filters(browser: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from math import prod, sqrt
 from pathlib import Path
@@ -132,6 +133,24 @@ def test_rates_and_operations_step_by_step(recipe: sc.Recipe) -> None:
     assert np.all(np.diff(result.operations_over_time) >= 0)
     if snn.latency > snn.T:
         assert result.operations_over_time[0] == 0  # nobody has fired yet
+
+
+def test_the_numbers_are_the_golden_ones() -> None:
+    """Whoever changes a number on purpose writes the file anew: SPIKECAL_GOLDEN=1 pytest -k golden."""
+    x = inputs("resnet_block", 12, seed=7)[0]
+    labels = torch.arange(12) % 5
+    found = sc.evaluate(converted("resnet_block", sc.best(), T=4), [(x, labels)]).to_dict()
+    path = Path(__file__).parent / "golden" / "evaluation.json"
+    if os.environ.get("SPIKECAL_GOLDEN"):
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    golden = json.loads(path.read_text())
+    assert tree_map(type, found) == tree_map(type, golden)
+    for ours, theirs in zip(tree_leaves(found), tree_leaves(golden), strict=True):
+        assert ours == (pytest.approx(theirs, rel=1e-6, abs=1e-9) if isinstance(theirs, float) else theirs)
+    edges = found["operations"]["layers"]
+    total = sum(edge["synaptic_operations"] for edge in edges)
+    assert found["operations_over_time"][-1] == pytest.approx(total)
+    assert sum(n for _, _, n in found["confusion"]) == found["images"]
 
 
 def test_spikes_are_counted_by_step_in_bits_as_in_floats() -> None:

@@ -332,6 +332,7 @@ def report(
     split = split or _default_split(data, "test")
     snn, loaded = _network_and_data(network, data, split, limit, seed, pixels)
     options: dict[str, Any] = {"command": _command(), "progress": sys.stderr.isatty()}
+    options["classes"] = loaded.classes
     write_report(snn, loaded.batches(), output, title=f"{network.name} on {data}", **options)
     say(f"wrote {output}")
 

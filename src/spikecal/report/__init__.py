@@ -43,9 +43,13 @@ def write_report(
     *,
     title: str = "Spiking network",
     command: str = "",
+    classes: Sequence[str] = (),
     progress: bool = False,
 ) -> Evaluation:
-    """Evaluate a network on labelled batches (x, y) and write what was found as one HTML file."""
+    """Evaluate a network on labelled batches (x, y) and write what was found as one HTML file.
+
+    classes: their names by index, if they have any.
+    """
     if not isinstance(snn, SpikingNetwork):
         snn = load(snn)
     batches = iter(as_batches(loader))
@@ -55,6 +59,7 @@ def write_report(
     result = evaluate(snn, chain([first], batches), progress=progress)
     images = fit_inputs(snn.graph, split_batch(first, len(snn.graph.inputs))[0])
     data = {**collect(snn, result, tuple(x[:SAMPLE] for x in images)), "title": title, "command": command}
+    data["class_names"] = list(classes)
     with replacing(Path(path)) as temporary:
         temporary.write_text(render("page.html", data), encoding="utf-8")
     return result

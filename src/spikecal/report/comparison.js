@@ -8,7 +8,7 @@ const labelled = nets.every((net) => net.accuracy !== null);
 const AGAINST = [
   ["firing window T", (net) => net.T], ["latency in steps", (net) => net.latency],
   ["synaptic operations", (net) => operations(net, "synaptic_operations")],
-  ...nets[0].energy.map((e) => [`nanojoule by ${e.constants.name}`, energyBy(e.constants.name)]),
+  ...nets[0].energy.map((e) => [`nanojoule by ${e.constants.name}`, energyBy(e.constants.name), e.ann]),
 ];
 const recipes = [...new Set(nets.map((net) => net.recipe))];
 const hue = (i) => color(HUES[i % HUES.length]);
@@ -19,7 +19,7 @@ function ann(from, to) {
 }
 
 function tradeoff() {
-  const [label, value] = AGAINST[$("against").value];
+  const [label, value, costs] = AGAINST[$("against").value];
   const traces = recipes.map((recipe, i) => {
     const some = nets.filter((net) => net.recipe === recipe).sort((a, b) => value(a) - value(b));
     return {
@@ -28,7 +28,10 @@ function tradeoff() {
     };
   });
   const xs = nets.map(value);
+  const even = Object.entries(costs ?? {}).filter(([name]) => !name.endsWith("-bit")).map(([name, pj]) => [name, Math.log10(pj / 1000)]);
   draw("tradeoff", [...traces, ...ann(Math.min(...xs), Math.max(...xs))], {
+    shapes: even.map(([, x]) => ({ type: "line", x0: 10 ** x, x1: 10 ** x, y0: 0, y1: 1, yref: "paper", line: { color: color("bad"), dash: "dot" } })),
+    annotations: even.map(([name, x]) => ({ x, y: 1, yref: "paper", text: `${name} ANN`, showarrow: false, textangle: -90, xshift: 9, yanchor: "top" })),
     xaxis: { title: { text: label }, type: "log" }, yaxis: { tickformat: ".1%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
   });
 }

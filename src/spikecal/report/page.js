@@ -13,6 +13,21 @@ function overTime() {
   draw("time", traces, { xaxis: { title: { text: "steps" } }, yaxis: { tickformat: ".0%", rangemode: "tozero" } });
 }
 
+function overWork() {
+  const quality = data.accuracy_over_time.length ? data.accuracy_over_time : data.agreement_over_time;
+  const last = data.operations_over_time[data.operations_over_time.length - 1];
+  const costs = Object.entries(data.energy[$("constants").value].break_even);
+  const words = costs.map(([name, x]) => `the ${name} ANN at ${x > 0 ? Math.round(x).toLocaleString("en") : "no number of them: the rest alone costs more"}`);
+  $("break-even").textContent = `Synaptic operations at which an image costs as much as by ${words.join("; ")}.`;
+  const even = costs.filter(([, x]) => x > 0 && x < 5 * last);
+  const lines = even.map(([, x]) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: color("bad"), dash: "dash" } }));
+  const labels = even.map(([name, x]) => ({ x, y: 1, yref: "paper", text: `${name} ANN`, showarrow: false, textangle: -90, xshift: 9, yanchor: "top" }));
+  draw("work", [{ x: data.operations_over_time, y: quality, mode: "lines+markers", line: { color: color("snn") }, showlegend: false }], {
+    shapes: lines, annotations: labels, xaxis: { title: { text: "synaptic operations so far" }, rangemode: "tozero" },
+    yaxis: { tickformat: ".0%", rangemode: "tozero" },
+  });
+}
+
 function layerAxis() {
   return { tickvals: names.map((_, i) => i), ticktext: names.map(plain), tickangle: names.length > 12 ? -60 : 0 };
 }
@@ -36,6 +51,11 @@ function layerCharts() {
       arrayminus: data.layers.map((layer, i) => layer.firing_rate - rates[i][0]),
     },
   };
+  draw("steps", [{
+    type: "heatmap", z: data.layers.map((layer) => layer.rates_over_time), x: data.layers[0]?.rates_over_time.map((_, t) => t + 1),
+    y: names.map((_, i) => i), colorscale: [[0, color("back")], [1, color("snn")]], hovertemplate: "%{text}<br>step %{x}: %{z:.3f}<extra></extra>",
+    text: data.layers.map((layer) => layer.rates_over_time.map(() => plain(layer.name))), colorbar: { thickness: 10 },
+  }], { xaxis: { title: { text: "step of the layer" } }, yaxis: { ...layerAxis(), tickangle: 0, autorange: "reversed" } });
   bars("rates", [["firing rate", of("firing_rate"), "snn", spread]], { yaxis: { rangemode: "tozero" }, showlegend: false });
 }
 
@@ -53,6 +73,24 @@ function oneLayer() {
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "line-ns-open", size: 7, color: color("snn") } }], {
     xaxis: { title: { text: "step" }, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
   });
+}
+
+// -- answers ------------------------------------------------------------------------------------------------------------
+
+const nameOf = (i) => ([undefined, String(i)].includes(data.class_names[i]) ? String(i) : `${i} ${data.class_names[i]}`);
+
+function confusion() {
+  $("answers").hidden = !data.confusion.length;
+  if (!data.confusion.length) return;
+  const wrong = data.confusion.filter(([label, answer]) => label !== answer);
+  const marker = { symbol: "square", size: wrong.map(([, , n]) => 4 + 2 * Math.min(n, 8)), color: color("bad") };
+  const text = wrong.map(([label, answer, n]) => plain(`${nameOf(label)} taken for ${nameOf(answer)}: ${n}`));
+  const axis = (title, ...range) => ({ title: { text: title }, range });
+  draw("confusion", [{ x: wrong.map((w) => w[1]), y: wrong.map((w) => w[0]), mode: "markers", marker, text, hoverinfo: "text" }], {
+    xaxis: axis("answer", -0.5, data.classes - 0.5), yaxis: axis("label", data.classes - 0.5, -0.5),
+  });
+  const most = [...wrong].sort((a, b) => b[2] - a[2]).slice(0, 12);
+  sortable($("mistakes"), [["label", (w) => nameOf(w[0])], ["answer", (w) => nameOf(w[1])], ["images", (w) => w[2]]], most);
 }
 
 // -- words and tables ----------------------------------------------------------------------------------------------------
@@ -105,12 +143,14 @@ function layerTable() {
   sortable($("layers"), COLUMNS, data.layers.filter((layer) => layer.name.toLowerCase().includes(find)), order);
 }
 
-function charts() { overTime(); layerCharts(); oneLayer(); }
+function charts() { overTime(); overWork(); layerCharts(); oneLayer(); confusion(); }
 
 words();
 energy();
 names.forEach((name, i) => { element("option", name, $("layer")).value = i; });
 (data.layers[0]?.raster ?? []).forEach((_, i) => { element("option", i + 1, $("image")).value = i; });
+data.energy.forEach((e, i) => { element("option", e.constants.name, $("constants")).value = i; });
+$("constants").onchange = overWork;
 $("layer").onchange = $("image").onchange = oneLayer;
 $("find").oninput = layerTable;
 layerTable();
