@@ -174,7 +174,7 @@ class Layer:
         for part, _, output in self.outputs():
             error = (self.target(part) - output.mean())[: wanted - part.start]
             total += error.sum(0, dtype=torch.float64)
-            if part.stop >= wanted:
+            if wanted <= part.stop < self.images:  # not after the last part: what is kept, is kept only then
                 break
         return (total / wanted).to(self.graph.dtype)
 
