@@ -39,10 +39,25 @@ def test_the_verdict_names_the_share_and_the_layer_that_loses_most(result: sc.Ev
     assert sc.verdict(late).startswith(f"The same answer as the ANN on 50 % of the images at T={result.T} (latency")
 
 
+def test_too_few_calibration_images_are_noticed(result: sc.Evaluation) -> None:
+    def layers(factor: float) -> list[sc.LayerResult]:
+        same = [replace(layer, calibration_rate=layer.firing_rate) for layer in result.layers]
+        return [replace(layer, calibration_error=layer.error / factor) for layer in same]
+
+    said = " ".join(sc.advice(replace(result, layers=layers(2.0))))
+    assert "Errors of the layers are 2.0 times those on the calibration images" in said
+    assert "calibrate with more of them" in said
+    assert "times those on" not in " ".join(sc.advice(replace(result, layers=layers(1.1))))
+
+
 def test_a_perfect_network_needs_no_advice(result: sc.Evaluation) -> None:
     perfect = with_parts(result, agreement=1.0)
     perfect = replace(
-        perfect, layers=[replace(n, dead_share=0.0, saturated_share=0.0, calibration_rate=None) for n in perfect.layers]
+        perfect,
+        layers=[
+            replace(n, dead_share=0.0, saturated_share=0.0, calibration_rate=None, calibration_error=None)
+            for n in perfect.layers
+        ],
     )
     assert sc.advice(replace(perfect, ann_accuracy=0.9)) == []
     assert (

@@ -140,3 +140,12 @@ def test_bad_input_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(sc.DataError, match=r"pip install 'spikecal\[report\]'"):
         sc.write_report(converted("resnet_block"), [X], tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_report_of_a_large_network_stays_small(tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
+    x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    snn = sc.convert(torchvision.resnet50().eval(), x, 32)
+    sc.write_report(snn, [x], tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 6e6

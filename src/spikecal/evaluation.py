@@ -62,6 +62,7 @@ class LayerResult:
     calibration_rate: float | None  # the firing rate on the calibration images
     channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
+    calibration_error: float | None  # the same on the calibration images
     parts: ErrorParts
     correlation: float  # of s̄ with x
     dead_share: float  # neurons that never fired
@@ -401,7 +402,7 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
     assert layer.rates is not None and layer.moments is not None
     power = float(layer.moments[2])
     error, *parts = [float(n) / power if power else float(n > 0) for n in layer.norms]
-    rates = layer.rates / images
+    rates, known = layer.rates / images, snn.statistics.get(node.name)
     by_step = torch.cat(layer.by_step).reshape(-1, snn.T).sum(0) / (images * max(1, neurons))
     return LayerResult(
         name=node.name,
@@ -411,9 +412,10 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         threshold_max=float(site.threshold.max()),
         firing_rate=float(rates.mean()),
         rates_over_time=by_step.tolist(),
-        calibration_rate=snn.statistics[node.name].firing_rate if node.name in snn.statistics else None,
+        calibration_rate=known.firing_rate if known else None,
         channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
         error=error,
+        calibration_error=known.error if known else None,
         parts=ErrorParts(*parts),
         correlation=_correlation(layer.moments / (images * neurons)),
         dead_share=1 - float(layer.fired.float().mean()),

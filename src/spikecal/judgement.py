@@ -78,7 +78,18 @@ def _about_data(result: Evaluation) -> list[str]:
             f"In {len(shifted)} of {len(result.layers)} layers neurons fire at least 1.5 times as often, or as seldom, "
             "as on the calibration images: calibrate with images like these, in the same preprocessing."
         )
+    elif (excess := _excess(result)) > 1.3:
+        found.append(
+            f"Errors of the layers are {excess:.1f} times those on the calibration images, which were too few for this "
+            "recipe: calibrate with more of them."
+        )
     return found
+
+
+def _excess(result: Evaluation) -> float:
+    """Errors of all layers, in relation to those on the calibration images; 0 if these are unknown."""
+    known = [(layer.error, layer.calibration_error) for layer in result.layers if layer.calibration_error]
+    return sum(error for error, _ in known) / sum(before for _, before in known if before) if known else 0.0
 
 
 def _differs(layer: LayerResult) -> bool:

@@ -69,6 +69,13 @@ function oneLayer() {
     barmode: "overlay", shapes: bounds.map((x) => at(x, "bad")), xaxis: { title: { text: "value (dashed: thresholds)" } },
     yaxis: { type: "log", title: { text: "neurons above zero" } },
   });
+  const top = layer.edges[layer.edges.length - 1], height = layer.threshold;
+  const inputs = Array.from({ length: 401 }, (_, i) => (i * top) / 400);
+  const stairs = inputs.map((x) => Math.min(height, (height / data.T) * Math.floor((data.T * x) / height + 0.5)));
+  const curve = (y, name, hue) => ({ x: inputs, y, name, mode: "lines", line: { color: color(hue) } });
+  draw("response", [curve(inputs, "ANN: ReLU", "ann"), curve(stairs, "neurons: clipped, in whole spikes", "snn")], {
+    xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
+  });
   const [steps, rows] = layer.raster[image];
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "line-ns-open", size: 7, color: color("snn") } }], {
     xaxis: { title: { text: "step" }, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
