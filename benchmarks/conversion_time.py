@@ -19,20 +19,10 @@ import torch
 import records
 import shared_data
 import spikecal as sc
+from spikecal.bench import race
 
 FOLDER = Path(__file__).parent / "results" / "conversion_time"
 FIELDS = ("what", "network", "T", "seconds", "of", "reference_seconds", "ratio")
-
-
-def race(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The least processor time of each, in seconds."""
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            start = time.process_time()
-            run()
-            best[name] = min(best[name], time.process_time() - start)
-    return best
 
 
 def images_of(network: str) -> torch.Tensor:
@@ -49,6 +39,7 @@ def beside_simulation(network: str, rounds: int) -> tuple[object, ...]:
             "ann": lambda: snn.ann(x),
         },
         rounds,
+        time.process_time,
     )
     yardstick = 2 * seconds["simulate"] + 6 * seconds["ann"]
     return row("light", network, T, seconds["convert"], "2 simulations + 6 ANN passes", yardstick)
@@ -57,7 +48,7 @@ def beside_simulation(network: str, rounds: int) -> tuple[object, ...]:
 def beside_light(network: str, rounds: int) -> list[tuple[object, ...]]:
     model, x, T = shared_data.network(network), images_of(network), 16
     recipes = ("light", "best", "pipelined")
-    seconds = race({name: lambda n=name: sc.convert(model, [x], T, n) for name in recipes}, rounds)  # type: ignore[misc]
+    seconds = race({name: lambda n=name: sc.convert(model, [x], T, n) for name in recipes}, rounds, time.process_time)  # type: ignore[misc]
     return [row(name, network, T, seconds[name], "light", seconds["light"]) for name in recipes[1:]]
 
 
@@ -68,7 +59,7 @@ def by_depth(rounds: int) -> tuple[object, ...]:
         name: lambda m=model, x=x: sc.convert(m, [x], T, "light")  # type: ignore[misc]
         for name, (model, x) in models.items()
     }
-    seconds = race(candidates, rounds)
+    seconds = race(candidates, rounds, time.process_time)
     return row("light", names[1], T, seconds[names[1]], names[0], seconds[names[0]])
 
 

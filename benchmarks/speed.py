@@ -10,7 +10,6 @@ machine hits all of them. Ratios can be compared between machines, seconds canno
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import records
 import shared_data
 import spikecal as sc
 from spikecal import native
+from spikecal.bench import race
 from spikecal.kernels import convolve
 from spikecal.ops import Conv
 from spikecal.values import PackedSpikes
@@ -29,17 +29,6 @@ RESULTS = Path(__file__).parent / "results" / "speed"
 NETWORKS = ("resnet20_cifar10", "vgg16w50_cifar10")
 WIDTHS = ((16, 32), (32, 16), (64, 16), (128, 8), (256, 8), (512, 4))  # channels, height and width
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-
-
-def race(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The best time of each, in seconds."""
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def networks(T: int, batch: int, rounds: int) -> list[tuple[object, ...]]:

@@ -26,7 +26,7 @@ from spikecal.data import load_data
 from spikecal.graph import Graph, Node
 from spikecal.ops import OPS, Activation, AdaptiveAvgPool, Add, AvgPool, Conv, Linear, Scale, Slice
 
-COMMANDS = ("inspect", "convert", "evaluate", "report", "compare", "demo")
+COMMANDS = ("inspect", "convert", "evaluate", "report", "compare", "bench", "demo")
 
 MODELS = '''
 import torch
@@ -574,6 +574,16 @@ def test_evaluate_json_is_what_the_library_says(folder: Path, converted: Path) -
     assert {key: result.json[key] for key in expected} == expected
     assert json.loads((folder / "results.json").read_text()) == result.json
     assert not list(folder.glob(".results*"))
+
+
+def test_bench_times_every_engine(converted: Path) -> None:
+    options = ("bench", converted, "--data", "digits", "--batch", 2, "--batch", 1, "--rounds", 1)
+    shown = run(*options)
+    assert shown.code == 0, shown.err
+    assert "ratio to T × ANN" in flat(shown.out)
+    found = json.loads(run(*options, "--json").out)
+    assert {t["batch"] for t in found["timings"]} == {1, 2}
+    assert all(t["ratio"] > 0 and t["difference"] < 1e-4 for t in found["timings"])
 
 
 def test_evaluate_limits_the_images(converted: Path) -> None:

@@ -16,6 +16,7 @@ import spikecal as sc
 import zoo
 from helpers import converted, inputs, spike_trains, twin_of
 from spikecal import native
+from spikecal.bench import bench
 from spikecal.engine import lowered
 from spikecal.functional import integrate_and_fire
 from spikecal.simulation import count_work
@@ -211,6 +212,33 @@ def test_the_cost_of_the_event_engine_follows_the_spikes() -> None:
         snn(*x)
     assert quiet.events == 0 < busy.events
     assert quiet.neuron_steps == busy.neuron_steps
+
+
+def test_engines_are_timed_beside_the_ann() -> None:
+    snn, x = in_float32("resnet_block"), images("resnet_block")[0]
+    snn.engine = "event"
+    result = bench(snn, x, (1, 2), rounds=1)
+    assert snn.engine == "event"
+    assert [(t.engine, t.batch) for t in result.timings] == [(e, b) for b in (1, 2) for e in ("dense", "event", "auto")]
+    for t in result.timings:
+        assert t.ratio == pytest.approx(t.seconds / (snn.T * t.ann_seconds))
+        assert t.difference < 1e-4
+    assert result.peak_bytes > 2**20
+    with pytest.raises(sc.DataError, match="too few for a batch of 99"):
+        bench(snn, x, (99,))
+    with pytest.raises(sc.DataError, match="must be 1 or more"):
+        bench(snn, x, (0,))
+
+
+def test_weights_are_packed_once_for_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    snn, x, packed = in_float32("resnet_block"), images("resnet_block"), []
+    pack = native.pack_weights
+    monkeypatch.setattr(native, "pack_weights", lambda *args: packed.append(1) or pack(*args))
+    counts = []
+    for snn.engine in ("event", "dense", "event", "auto", "event", "auto"):
+        snn(*x)
+        counts.append(len(packed))
+    assert counts[0] == counts[1] == counts[2] < counts[3] == counts[4] == counts[5]
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -48,6 +48,7 @@ ORDER = [
     "onnx",
     "conversion",
     "energy",
+    "bench",
     "evaluation",
     "judgement",
     "figures",

@@ -48,11 +48,11 @@ class SpikingNetwork:
         self.graph, self.source, self.sites = graph, source, dict(sites)
         self._T, self.recipe, self.statistics, self.memory = T, recipe, dict(statistics), memory
         self.engine, self.preprocessing = engine, dict(preprocessing or {})
-        self._lowered: tuple[tuple[Any, ...], list[Instruction]] | None = None
+        self._lowered: dict[str, tuple[tuple[Any, ...], list[Instruction]]] = {}  # by engine
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made anew when needed: it holds pointers."""
-        return {**self.__dict__, "_lowered": None}
+        return {**self.__dict__, "_lowered": {}}
 
     @property
     def engine(self) -> str:
@@ -123,11 +123,13 @@ class SpikingNetwork:
 
     def _program(self) -> list[Instruction]:
         """What is run, made anew only where weights or neurons have changed."""
-        parts = (self.graph, self.engine, *self.sites.values())
-        if self._lowered is None or any(a is not b for a, b in zip(self._lowered[0], parts, strict=True)):
+        parts = (self.graph, *self.sites.values())
+        known, program = self._lowered.get(self.engine, ((), []))
+        if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             rates = {name: s.firing_rate for name, s in self.statistics.items() if s.firing_rate is not None}
-            self._lowered = (parts, lowered(self.graph, self.sites, rates, self.engine))
-        return self._lowered[1]
+            program = lowered(self.graph, self.sites, rates, self.engine)
+            self._lowered[self.engine] = (parts, program)
+        return program
 
     @torch.no_grad()
     def currents(self, inputs: Inputs, tap: Tap | None = None) -> list[Tensor]:

@@ -380,6 +380,42 @@ def compare(
         show(comparison_table(results), comparison_verdict(results))
 
 
+@app.command()
+def bench(
+    network: Network,
+    data: Data,
+    split: Split = None,
+    size: Size = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    batch: Annotated[list[int], typer.Option(min=1, help="Images at a time; may be given more than once.")] = [1, 32],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the best counts.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the ANN and of all engines.")] = 1,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Time a spiking network on every engine, beside T passes of its ANN on the same images.
+
+    \b
+    Example:
+      spikecal bench digits.spk --data digits --batch 1 --batch 32
+    """
+    pixels = _preprocessing(size, crop, mean, std)
+    from dataclasses import asdict
+
+    from ..bench import bench as time_network
+    from .tables import bench_tables
+
+    split = split or _default_split(data, "test")
+    snn, loaded = _network_and_data(network, data, split, max(batch), seed, pixels)
+    result = time_network(snn, loaded.x, batch, rounds=rounds, threads=threads)
+    if json:
+        show_json({"network": str(network), "data": data, "split": split, **asdict(result)})
+    else:
+        show(*bench_tables(result))
+
+
 def _command() -> str:
     return shlex.join(["spikecal", *sys.argv[1:]])
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from ..bench import Benchmark
     from ..demo import DemoResult
     from ..evaluation import Evaluation
     from .description import NetworkDescription, NodeRow
@@ -261,6 +262,25 @@ def _layer_table(result: Evaluation) -> Table:
             _percent(layer.dead_share),
         )
     return table
+
+
+# --- bench ---------------------------------------------------------------------------------------------------
+
+
+def bench_tables(result: Benchmark) -> Iterator[RenderableType]:
+    columns = ("engine", "batch", "seconds", "ANN", "ratio to T × ANN", "", "differs by")
+    table = _table(f"Times at T = {result.T}, {result.threads} thread(s)", *columns, right=columns[1:])
+    top = max(t.ratio for t in result.timings)
+    for t in result.timings:
+        numbers = (str(t.batch), f"{t.seconds:.4f}", f"{t.ann_seconds:.5f}", f"{t.ratio:.2f}")
+        table.add_row(t.engine, *numbers, _bar(t.ratio, top), f"{t.difference:.0e}")
+    yield table
+    yield Text(
+        f"Best of {result.rounds} rounds that took turns; ratios can be compared between machines, seconds cannot. "
+        f"Differs by: outputs from those of the dense engine. Peak memory {result.peak_bytes / 2**20:,.0f} MiB."
+    )
+    if not result.kernels:
+        yield Text("The native kernels are not installed: only the dense engine runs.")
 
 
 # --- demo ----------------------------------------------------------------------------------------------------
