@@ -28,14 +28,20 @@ FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_
 
 
 def recipes(T: int) -> dict[str, sc.Recipe]:
-    shift, channels = sc.BiasShift(), sc.MMSE(per_channel=True)
+    channels, (shift, weights, _, gently) = sc.MMSE(per_channel=True), sc.best().steps
+
+    def ours(*steps: object) -> sc.Recipe:
+        return sc.Recipe(channels, steps, calibration_images=sc.best().calibration_images)  # type: ignore[arg-type]
+
     return {
         "plain": sc.plain(),
         "light": sc.light(),
         "potential calibration": sc.Recipe(channels, (shift, sc.PotentialCalibration())),
-        "best": sc.best(),
+        "least squares for the mean": ours(shift, sc.ClosedFormWeights(even=0.0), gently),
+        "and for even currents": ours(shift, weights, gently),
+        "best (and even current)": sc.best(),
         "pipelined": sc.pipelined(),
-        "nothing uneven": sc.best(delay=T, name="nothing uneven"),
+        "nothing uneven": sc.pipelined(delay=T, name="nothing uneven"),
     }
 
 
@@ -91,8 +97,8 @@ def draw(rows: list[dict[str, str]]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "spikecal", "svg.fonttype": "none"})
     FIGURES.mkdir(exist_ok=True)
     for T in TIMES:
-        figure = Figure(figsize=(10, 6), layout="constrained")
-        panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
+        figure = Figure(figsize=(12, 6), layout="constrained")
+        panels = figure.subplots(2, 4, sharex=True, sharey=True).flat
         for axes, name in zip(panels, recipes(T), strict=True):
             some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
             for part in PARTS:
