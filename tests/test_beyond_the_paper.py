@@ -115,6 +115,18 @@ def test_an_even_current_is_even_on_average_and_adds_nothing(delay: int) -> None
         train = reference.integrate_and_fire(current + temporal[:, None], site.threshold.numpy(), site.v0.numpy())[0]
 
 
+def test_an_even_current_stays_even_when_asked_twice() -> None:
+    once, _ = network(sc.InitialPotential(), sc.EvenCurrent())
+    twice, _ = network(sc.InitialPotential(), sc.EvenCurrent(), sc.EvenCurrent())
+    for name in (node.name for node in once.graph.neurons):
+        torch.testing.assert_close(once.sites[name].temporal, twice.sites[name].temporal)
+
+
+def test_a_negative_number_of_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be 0"):
+        sc.PotentialCalibration(images=-3)
+
+
 class IsEven:
     """A step that changes nothing."""
 

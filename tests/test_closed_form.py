@@ -102,8 +102,8 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
         if masked:
             D = np.where(target < 0, np.minimum(-current, 0), D)
             D = np.where((target > theta) & (current > theta), 0, D)
-        shares = [np.sqrt(even / len(uneven) * len(mine) / len(p)) for p in uneven]
-        delta, shift = ridge(mine, D, [(f * p, -f * p @ w) for f, p in zip(shares, uneven, strict=True)])
+        share = np.sqrt(even * len(mine) / sum(map(len, uneven)))
+        delta, shift = ridge(mine, D, [(share * p, -share * p @ w) for p in uneven])
         found = fitted.graph.tensors[conv.op.weight].numpy()[channels].reshape(outputs, -1).T - w
         np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
         moved = fitted.sites[second].bias.reshape(-1).numpy()[channels]
@@ -172,3 +172,12 @@ def test_what_fires_is_fitted_by_the_textbook_too() -> None:
     found = (snn.graph.tensors[conv.weight] - model[2].weight).detach().flatten(1).T
     np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(site.bias.flatten(), shift, rtol=1e-6, atol=1e-9)
+
+
+def test_a_layer_whose_gram_matrix_has_no_room_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 400), nn.ReLU(), nn.Linear(400, 5)).eval()
+    x = torch.rand(16, 8)
+    with pytest.warns(sc.NoEffectWarning, match=r"the weights of '3' stay as they are: .* 400 inputs needs 10 MiB"):
+        snn = sc.convert(model, x, 4, sc.best(), memory="8MB")
+    weights = [snn.graph.tensors[n.op.weight] for n in snn.graph.nodes if isinstance(n.op, Linear)]
+    assert torch.equal(weights[1], model[3].weight)

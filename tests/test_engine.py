@@ -197,6 +197,39 @@ def test_padding_of_its_own_is_fused_too(widths: tuple[int, int, int, int], grou
     assert "Pad" not in {type(step.node.op).__name__ for step in lowered(snn.graph, snn.sites, {}, "event")}
 
 
+@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("pad", [(), (nn.ZeroPad2d((0, 1, 0, 1)),)])
+def test_a_pool_that_only_leaves_values_out(groups: int, pad: tuple[nn.Module, ...]) -> None:
+    torch.manual_seed(0)
+    second = (nn.AvgPool2d(1, 2), *pad, nn.Conv2d(16, 16, 3, groups=groups), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *second, nn.Flatten(), nn.LazyLinear(5))
+    assert_alike_on_all_engines(model, torch.randn(4, 3, 9, 11))
+
+
+def test_a_mean_over_channels_is_no_global_pool() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(1, 16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean = self.a(x).relu().mean(1, keepdim=True)  # as many values as there were channels
+            return self.b(mean).relu().flatten(1)
+
+    assert_alike_on_all_engines(Net(), torch.randn(4, 3, 4, 4))
+
+
+def assert_alike_on_all_engines(model: nn.Module, x: Tensor) -> None:
+    model(x)
+    snn = sc.convert(model.eval(), x, 6)
+    snn.engine = "dense"
+    expected = spike_trains(snn, x)
+    for snn.engine in ("event", "auto"):
+        for site, spikes in spike_trains(snn, x).items():
+            assert torch.equal(spikes > 0, expected[site] > 0), (snn.engine, site)
+
+
 def test_the_cost_of_the_event_engine_follows_the_spikes() -> None:
     """Counted, not timed: with thresholds so high that nobody fires there are no events."""
     snn = in_float32("resnet_block")

@@ -230,3 +230,35 @@ def test_what_stands_in_the_branches_of_a_cond_is_listed() -> None:
     with pytest.raises(sc.UnsupportedModelError) as caught:
         sc.convert(Cond(), X, 2)
     assert [r.what for r in caught.value.refusals] == ["sum", "cond", "gelu", "silu", "tanh"]
+
+
+def test_every_turn_of_a_loop_decides() -> None:
+    def middle(net: Net, y: Tensor) -> Tensor:
+        for f in (F.gelu, F.silu, torch.tanh):
+            if y.mean() > 100:
+                y = f(y)
+        return y
+
+    assert sorted(refusals(middle)) == ["control flow", "gelu", "silu", "tanh"]
+
+
+def test_experts_chosen_by_number_are_listed() -> None:
+    def middle(net: Net, y: Tensor) -> Tensor:
+        return (torch.relu, F.gelu, F.silu)[int(y.mean() * 0)](y)
+
+    assert sorted(refusals(middle)) == ["control flow", "gelu", "silu"]
+
+
+def test_a_harmless_call_of_the_same_name_does_not_hide_the_line() -> None:
+    class Helped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.helper(x.relu())
+
+        def helper(self, x: Tensor) -> Tensor:
+            x = x * 2
+            return x * x.sigmoid()
+
+    with pytest.raises(sc.UnsupportedModelError) as caught:
+        sc.convert(Helped(), X, 2)
+    line = Helped.helper.__code__.co_firstlineno + 2
+    assert {r.where.partition(" ")[2] for r in caught.value.refusals} == {f"(test_observation.py:{line})"}

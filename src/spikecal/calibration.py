@@ -65,6 +65,10 @@ class PotentialCalibration:
     rate: float = 1.0
     images: int = 0
 
+    def __post_init__(self) -> None:
+        if self.images < 0:
+            raise ValueError(f"the number of images must be 0 (all) or more, not {self.images}")
+
     def apply(self, layer: Layer) -> None:
         e = layer.mean_error(self.images)  # (C, ...)
         if isinstance(layer.site, Neurons):
@@ -128,7 +132,7 @@ class EvenCurrent:
         means = torch.stack([channel_mean(step[None], layer.channel_axis) for step in current])  # (T, C, 1, ...)
         temporal = delayed(means.mean(0, keepdim=True) - means, layer.site.delay)
         if layer.site.temporal is not None:
-            temporal = temporal + layer.site.temporal
+            temporal = temporal + layer.site.temporal.mean(0, keepdim=True)
         layer.site = replace(layer.site, temporal=temporal)
 
 

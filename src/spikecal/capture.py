@@ -76,8 +76,12 @@ def with_lines(refusals: Sequence[Refusal], seen: Sequence[Refusal]) -> tuple[Re
     def key(refusal: Refusal) -> tuple[str, str]:
         return refusal.what, refusal.where.partition(" (")[0]
 
-    asked, known = Counter(map(key, refusals)), Counter(map(key, seen))
-    lines = {k: iter([r.where for r in seen if key(r) == k]) for k in known if known[k] == asked[k]}
+    lines: dict[tuple[str, str], Iterator[str]] = {}
+    for k, asked in Counter(map(key, refusals)).items():
+        calls = [call for call in seen if key(call) == k]
+        for some in (calls, [call for call in calls if call.why]):  # all of that name, or those that offend by it
+            if len(some) == asked:
+                lines[k] = iter([call.where for call in some])
     return tuple(replace(r, where=next(lines[key(r)])) if key(r) in lines else r for r in refusals)
 
 
@@ -374,5 +378,9 @@ def _branches(node: fx.Node) -> list[fx.Graph]:
 
 def _known_offenders(graph: fx.Graph) -> list[Refusal]:
     """By name alone, where shapes are not known."""
-    calls = [n for n in graph.nodes if n.op == "call_function" and op_name(n) in REMEDIES]
-    return [Refusal(op_name(n), place(n), REMEDIES[op_name(n)]) for n in calls]
+    found = []
+    for node in (n for n in graph.nodes if n.op == "call_function"):
+        if op_name(node) in REMEDIES:
+            found.append(Refusal(op_name(node), place(node), REMEDIES[op_name(node)]))
+        found += [r for branch in _branches(node) for r in _known_offenders(branch)]
+    return found

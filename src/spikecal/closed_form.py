@@ -16,7 +16,7 @@ P ← (t/T)·(P_t − P), D ← −(t/T)·(I_t − I) for some t < T.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .calibration import NoEffectWarning
 from .graph import Graph, Node
 from .ops import Add, Conv, Linear
 from .replay import Layer
@@ -49,15 +50,32 @@ class ClosedFormWeights:
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
-            if isinstance(node.op, Conv | Linear) and _can_fit(layer.graph, node):
+            if isinstance(node.op, Conv | Linear) and _can_fit(layer.graph, node) and self._has_room(layer, node):
                 self._fit(layer, node)
+
+    def _has_room(self, layer: Layer, node: Node) -> bool:
+        """Whether the Gram matrices, and what solving takes, fit into half of the memory budget."""
+        assert isinstance(node.op, Conv | Linear)
+        taps = layer.graph.tensors[node.op.weight][0].numel()
+        groups = node.op.groups if isinstance(node.op, Conv) else 1
+        needed = 8 * groups * taps * taps * (4 if self.even else 3)
+        if needed <= layer.memory / 2:
+            return True
+        warnings.warn(
+            f"the weights of {node.name!r} stay as they are: least squares for {taps} inputs needs "
+            f"{2 * needed / 2**20:,.0f} MiB of memory budget, and has {layer.memory / 2**20:,.0f}; raise memory=",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+        return False
 
     def _fit(self, layer: Layer, node: Node) -> None:
         assert isinstance(node.op, Conv | Linear)
         anchor = _anchor(layer, node)
         weight = layer.graph.tensors[node.op.weight]
         moments = _Moments(weight, node.op.groups if isinstance(node.op, Conv) else 1)
-        uneven = {t: _Moments(weight, moments.groups) for t in self._times(layer, node, anchor)}
+        times = self._times(layer, node, anchor)
+        uneven = _Moments(weight, moments.groups) if times else None
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
         every = max(1, round((layer.images * positions / self.rows) ** 0.5))
         every, sparse = (min(n, *node.shape[1:]) if isinstance(node.op, Conv) else 1 for n in (every, 2 * every))
@@ -70,11 +88,12 @@ class ClosedFormWeights:
             else:
                 residual = ann[anchor] - snn[anchor]
             moments.add(*_samples(node.op, weight, snn[node.inputs[0]], residual, every, turn % every))
-            for t, rows in uneven.items() if turn % 2 == 0 else ():  # half of the images will do
+            for t in times if turn % 2 == 0 else ():  # half of the images will do
+                assert uneven is not None
                 early = layer.means_until(t, part)
                 p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
-                rows.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse))
-        delta, shift = moments.solve(self.ridge, uneven.values(), self.even)
+                uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
+        delta, shift = moments.solve(self.ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
             axis = layer.channel_axis
@@ -134,40 +153,51 @@ def _samples(
 
 
 class _Moments:
-    """Sums over all samples, in float64, from which the solution follows."""
+    """Sums over all samples, in float64, from which the solution follows. Each block of them has means of its own."""
 
     def __init__(self, weight: Tensor, groups: int) -> None:
         taps, outputs = weight[0].numel(), len(weight) // groups
-        self.weight, self.groups, self.samples = weight, groups, 0
-        new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
-        self.gram, self.cross = new((groups, taps, taps)), new((groups, taps, outputs))
-        self.inputs, self.residual = new((groups, taps)), new((groups, outputs))
+        self.weight, self.groups = weight, groups
+        self.new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
+        self.gram, self.cross = self.new((groups, taps, taps)), self.new((groups, taps, outputs))
+        self.sums: dict[int, tuple[int, Tensor, Tensor]] = {}  # by block: samples, of the inputs, of the residuals
 
-    def add(self, p: Tensor, d: Tensor) -> None:
+    def add(self, p: Tensor, d: Tensor, block: int = 0) -> None:
         """p: (B, groups, taps, n), d: (B, groups, outputs, n)."""
-        self.samples += len(p) * p.shape[3]
         self.gram += _products(p, p)
         self.cross += _products(p, d)
-        self.inputs += p.sum((0, 3))
-        self.residual += d.sum((0, 3))
+        zero = self.new(())
+        samples, inputs, residuals = self.sums.get(block, (0, zero, zero))
+        self.sums[block] = samples + len(p) * p.shape[3], inputs + p.sum((0, 3)), residuals + d.sum((0, 3))
 
-    def centred(self) -> tuple[Tensor, Tensor]:
-        """Covariances of the inputs with themselves and with the residuals."""
-        p, d = self.inputs / self.samples, self.residual / self.samples
-        gram = self.gram / self.samples - p.unsqueeze(2) * p.unsqueeze(1)
-        return gram, self.cross / self.samples - p.unsqueeze(2) * d.unsqueeze(1)
+    def means(self, block: int = 0) -> tuple[Tensor, Tensor]:
+        """Of inputs, (groups, taps), and residuals, (groups, outputs)."""
+        samples, inputs, residuals = self.sums[block]
+        return inputs / samples, residuals / samples
 
-    def solve(self, ridge: float, others: Collection[_Moments] = (), share: float = 0.0) -> tuple[Tensor, Tensor]:
-        """ΔW in the shape of the weights, and Δb, (outputs,). The mean of the others weighs this share of our own."""
-        gram, cross = self.centred()
-        power = gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
+    def centre(self) -> None:
+        """Turn the sums into covariances, in place: these matrices are large."""
+        total = sum(samples for samples, _, _ in self.sums.values())
+        self.gram /= total
+        self.cross /= total
+        for block, (samples, _, _) in self.sums.items():
+            p, d = self.means(block)
+            self.gram -= samples / total * p.unsqueeze(2) * p.unsqueeze(1)
+            self.cross -= samples / total * p.unsqueeze(2) * d.unsqueeze(1)
+
+    def solve(self, ridge: float, other: _Moments | None = None, share: float = 0.0) -> tuple[Tensor, Tensor]:
+        """ΔW in the shape of the weights, and Δb, (outputs,). The other rows weigh this share of our own."""
+        self.centre()
+        power = self.gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
         power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
-        for other in others:
-            more, across = other.centred()
-            gram, cross = gram + share / len(others) * more, cross + share / len(others) * across
-        eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
-        solution = torch.linalg.solve(gram + ridge * power[:, None, None] * eye, cross)  # (groups, taps, outputs)
-        shift = (self.residual - (solution * self.inputs.unsqueeze(2)).sum(1)) / self.samples
+        if other is not None:
+            other.centre()
+            self.gram.add_(other.gram, alpha=share)
+            self.cross.add_(other.cross, alpha=share)
+        self.gram.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
+        solution = torch.linalg.solve(self.gram, self.cross)  # (groups, taps, outputs)
+        p, d = self.means()
+        shift = d - (solution * p.unsqueeze(2)).sum(1)
         delta = solution.mT.reshape(self.weight.shape)
         return delta.to(self.weight.dtype), shift.flatten().to(self.weight.dtype)
 

@@ -297,7 +297,7 @@ class _Planner:
             return None
         _, *space = image_shape(self.graph.by_name[node.inputs[0]].shape)
         whole = (space[0], space[1])
-        if isinstance(node.op, Mean) and prod(node.shape) == self._channels(node.inputs[0]):
+        if isinstance(node.op, Mean) and {*node.op.axes} == {*range(1, len(self.graph.by_name[node.inputs[0]].shape))}:
             return _Events(node.inputs[0], whole, whole)
         if isinstance(node.op, AdaptiveAvgPool) and prod(node.op.size) == 1:
             return _Events(node.inputs[0], whole, whole)

@@ -39,7 +39,7 @@ def conv_form(
     form.pad_h, form.pad_w = (own + more for own, more in zip(two(conv.padding, 0), zeros, strict=True))
     form.dilation_h, form.dilation_w = two(conv.dilation, 1)
     if is_depthwise(form, outputs):
-        return form if prod(window) == 1 else None
+        return None if is_pooled(form) else form
     if conv.groups > 1 and outputs // conv.groups % native.lanes():
         return None  # a block of output channels would reach into the next group
     return form
@@ -54,6 +54,11 @@ def is_depthwise(form: native.Conv, outputs: int) -> bool:
     return bool(1 < form.groups == form.in_channels == outputs)
 
 
+def is_pooled(form: native.Conv) -> bool:
+    """Whether the spikes pass an average pool first, be it one that only leaves some out."""
+    return bool(form.window_h * form.window_w * form.hop_h * form.hop_w > 1)
+
+
 def choose(form: native.Conv, outputs: int, rate: float) -> str:
     """The cheapest way to one output pixel, by nanoseconds measured on one machine: only their ratios matter."""
     if is_depthwise(form, outputs):
@@ -64,7 +69,7 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
     events = 7 * form.kernel_h * form.groups + taps * rate * pooled * vectors * 0.5
     tables = taps / 4 * vectors * 0.45
     dense = taps * outputs * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + outputs)
-    if pooled > 1 or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
+    if is_pooled(form) or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
         tables = float("inf")  # what is looked up must lie in one word
     if taps * min(outputs, 64) * 16 > 2**20:
         tables = float("inf")  # the tables of one block of outputs would not stay in the cache

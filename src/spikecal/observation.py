@@ -29,9 +29,11 @@ from .rules import LEAVES, PRODUCTS, REMEDIES, is_users_code
 
 DECISION = "an if, int() or item() on values that depend on the images has no graph; write it without"
 OTHER_WAYS = 32  # runs with other answers, at most
+TIMES = 4  # that a decision at the same place is taken otherwise, at most
 CALLS = 10  # a way that makes so many times the calls of the one that the images take does not end
 
 Read = tuple[str, str]  # the place where Python reads a tensor, and how
+Decision = tuple[Read, int]  # and how often it has been read before
 
 #: How Python reads the values of a tensor.
 _READS = {
@@ -40,11 +42,15 @@ _READS = {
     *(torch.is_nonzero, torch.equal, torch.allclose),
 }
 _RETURNED = (Tensor, int, float, str, type(None))
-_SYNONYMS = {"rmul": "mul", "imul": "mul", "truediv": "div", "rtruediv": "div", "itruediv": "div"} | {
-    "rmatmul": "matmul",
-    "logsigmoid": "log_sigmoid",
-    "multi_head_attention_forward": "scaled_dot_product_attention",
-}
+_SYNONYMS = (
+    {"multiply": "mul", "divide": "div", "expit": "sigmoid"}
+    | {"rmul": "mul", "imul": "mul", "truediv": "div", "rtruediv": "div", "itruediv": "div"}
+    | {
+        "rmatmul": "matmul",
+        "logsigmoid": "log_sigmoid",
+        "multi_head_attention_forward": "scaled_dot_product_attention",
+    }
+)
 _NOT_ALWAYS = {
     "batch_norm",
     "copy",
@@ -59,16 +65,15 @@ class Observation:
     """One run of a model."""
 
     answers: dict[Read, list[Any]] = field(default_factory=lambda: defaultdict(list))  # what Python read, in order
-    decisions: dict[Read, Any] = field(default_factory=dict)  # the first that was read of the images at each place
+    decisions: dict[Decision, Any] = field(default_factory=dict)  # what was read of the images
     made: list[Refusal] = field(default_factory=list)  # calls on what comes from the images; `why` if one offends
     calls: int = 0
     returned: list[str] = field(default_factory=list)  # types that no result may hold
 
     @property
     def refusals(self) -> list[Refusal]:
-        return [
-            Refusal("control flow", where, DECISION) for where in dict.fromkeys(place for place, _ in self.decisions)
-        ]
+        places = dict.fromkeys(place for (place, _), _ in self.decisions)
+        return [Refusal("control flow", place, DECISION) for place in places]
 
     @property
     def offenders(self) -> list[Refusal]:
@@ -82,24 +87,27 @@ def observe(model: nn.Module, images: Sequence[Tensor]) -> Observation:
 
 def other_ways(model: nn.Module, images: Sequence[Tensor], taken: Observation) -> list[Observation]:
     """Runs that leave the way of the images: every decision, also one on such a way, is taken otherwise once."""
-    ways, tried = list[Observation](), set[Read]()
+    ways, tried = list[Observation](), set[Decision]()
     waiting = [(taken, dict[Read, list[Any]]())]  # runs, and the answers that led there
     for seen, answers in waiting:
-        for read in (r for r in seen.decisions if r not in tried):
-            tried.add(read)
-            for answer in _others(seen.decisions[read])[: OTHER_WAYS - len(ways)]:
-                forced = {**answers, read: [answer]}
+        for decision in (d for d in seen.decisions if d not in tried and d[1] < TIMES):
+            tried.add(decision)
+            read, before = decision
+            for answer in _others(seen.decisions[decision])[: OTHER_WAYS - len(ways)]:
+                forced = {**answers, read: [*seen.answers[read][:before], answer]}
                 ways.append(_run(copy.deepcopy(model), images, forced, CALLS * taken.calls + 1000))
                 waiting.append((ways[-1], forced))
     return ways
 
 
 def _others(value: Any) -> list[Any]:
-    """What could have been read instead: the other truth, or numbers far below and above."""
+    """What could have been read instead: the other truth, or numbers that are harmless as sizes."""
     if isinstance(value, bool):
         return [not value]
-    if isinstance(value, int | float):
-        far = 1000 * (abs(value) + 1)
+    if isinstance(value, int):
+        return [n for n in (0, 1, 2, value + 1) if n != value]
+    if isinstance(value, float):
+        far = 100 * (abs(value) + 1)
         return [value - far, value + far]
     return []
 
@@ -150,9 +158,10 @@ class Watch(TorchFunctionMode):
         where = place_of(self._frames(), self.paths)
         pending = self.answers.get((where, func.__name__))
         value = pending.pop(0) if pending else func(*args, **kwargs)
-        self.seen.answers[where, func.__name__].append(value)
+        read = where, func.__name__
         if of_images:
-            self.seen.decisions.setdefault((where, func.__name__), value)
+            self.seen.decisions[read, len(self.seen.answers[read])] = value
+        self.seen.answers[read].append(value)
         return value
 
     def _note(self, name: str, sources: int) -> None:

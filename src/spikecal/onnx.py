@@ -121,7 +121,7 @@ def read_onnx(path: Path) -> OnnxNetwork:
             step = _step(node, constants, batch, read, path.parent)
         except Refuse as e:
             step = Step((node.op_type, node.name), _refusing(e), {}, {})
-            step.inside = _inside(node)
+            step.inside = _inside(node, node.name)
         step.shapes = [shapes.get(name) for name in node.output]
         if constants.keys() >= set(node.input):
             found = dict(zip(node.output, step(*[None] * len(node.input)), strict=False))
@@ -208,12 +208,15 @@ def _remedy(node: NodeProto) -> str | None:
     return {name.replace("_", ""): remedy for name, remedy in REMEDIES.items()}.get(key)
 
 
-def _inside(node: NodeProto) -> list[Refusal]:
+def _inside(node: NodeProto, path: str) -> list[Refusal]:
     """Offenders in the graphs that a node holds."""
-    inner = [n for a in node.attribute for graph in (*a.graphs, a.g) for n in graph.node]
-    named = [(n, f"{node.name}.{n.name or n.op_type}", _remedy(n)) for n in inner]
-    own = [Refusal(n.op_type, where, why) for n, where, why in named if why]
-    return own + [r for n in inner for r in _inside(n)]
+    found = []
+    for inner in (n for a in node.attribute for graph in (*a.graphs, a.g) for n in graph.node):
+        where = f"{path}.{inner.name or inner.op_type}"
+        if why := _remedy(inner):
+            found.append(Refusal(inner.op_type, where, why))
+        found += _inside(inner, where)
+    return found
 
 
 def _step(node: NodeProto, constants: Mapping[str, Any], batch: int | None, read: set[str], folder: Path) -> Step:

@@ -76,6 +76,11 @@ class Layer:
         return self._replay.T
 
     @property
+    def memory(self) -> int:
+        """The budget of the whole calibration, in bytes."""
+        return self._replay.memory
+
+    @property
     def graph(self) -> Graph:
         return self._replay.graph
 

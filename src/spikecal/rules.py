@@ -417,7 +417,7 @@ def _sum(c: Call, x: Any, y: Any, alpha: float) -> str:
     return c.add(Scale(None if alpha == 1 else c.keep("scale", minus), c.keep("shift", _of_sample(c, x))), y)
 
 
-@_rule(aten.mul.Tensor, aten.mul.Scalar)
+@_rule(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, aten.multiply.Scalar)
 def _mul(c: Call) -> str:
     x, y = (c["self"], c["other"]) if isinstance(c["self"], str) else (c["other"], c["self"])
     if isinstance(y, str):
@@ -425,7 +425,7 @@ def _mul(c: Call) -> str:
     return c.add(Scale(c.keep("scale", _of_sample(c, y))), x)
 
 
-@_rule(aten.div.Tensor, aten.div.Scalar)
+@_rule(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.divide.Scalar)
 def _div(c: Call) -> str:
     if isinstance(c["other"], str):
         raise Refuse(PRODUCTS["div"])
