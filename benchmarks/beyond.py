@@ -30,6 +30,7 @@ RECIPES = {
     "best without closed form": ours(SHIFT, EVEN, PC),
     "best without rows for even currents": ours(SHIFT, sc.ClosedFormWeights(even=0.0), EVEN, PC),
     "best without even current": ours(SHIFT, WEIGHTS, PC),
+    "best, potentials in full": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(images=256)),
     "best, then fitted to what fires": ours(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
     "LTB + BC": sc.Recipe(sc.LTB(), (SHIFT, sc.BiasCalibration())),
     "best with tuned thresholds": ours(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
