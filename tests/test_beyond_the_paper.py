@@ -147,6 +147,7 @@ def test_an_even_current_is_even_whatever_stands_on_the_way(name: str) -> None:
 def test_our_recipes() -> None:
     assert sc.best().delay == 0
     assert sc.pipelined().delay == 1
+    assert [s for s in sc.best().steps if s != sc.EvenCurrent()] == list(sc.pipelined().steps)
     assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
     assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)
 

@@ -19,13 +19,13 @@ def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift = sc.BiasShift(0.5)
-    weights = sc.ClosedFormWeights(0.03, even=1.0)
+    weights, gently = sc.ClosedFormWeights(0.03, even=1.0), sc.PotentialCalibration(0.5, 256)
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
-        "best": (MMSE, (shift, weights, sc.EvenCurrent(), sc.PotentialCalibration(1.0, 256))),
-        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 256))),
+        "best": (MMSE, (shift, weights, sc.EvenCurrent(), gently)),
+        "pipelined": (MMSE, (shift, weights, gently)),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),
