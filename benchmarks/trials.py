@@ -139,7 +139,7 @@ def table() -> str:
     columns = [(n, T) for n in NETWORKS for T in TIMES if (n, "best", T) in found]
     titles = " | ".join(f"{n}, T={T}" for n, T in columns)
     lines = [f"| trial | {titles} |", "|---|" + "---:|" * len(columns)]
-    for trial in TRIALS:
+    for trial in (t for t in TRIALS if any((n, t, T) in found for n, T in columns)):
         cells = [cell(found.get((n, trial, T), [])) for n, T in columns]
         lines.append(f"| {trial} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
