@@ -82,7 +82,7 @@ def test_break_even_follows_the_chosen_constants(browser: Any) -> None:
     browser.find_elements("css selector", "#constants option")[2].click()
     (after,) = texts(browser, "#break-even")
     assert before != after
-    assert "the FP32 ANN at" in after
+    assert "the FP32 ANN below" in after
 
 
 def test_mistakes_carry_the_names_of_classes(browser: Any) -> None:

@@ -222,7 +222,8 @@ def test_results_are_plain_numbers(labels: bool) -> None:
     layers = [sc.LayerResult(**layer | {"parts": ErrorParts(**layer["parts"])}) for layer in data.pop("layers")]
     operations = data.pop("operations")
     operations["layers"] = [LayerOperations(**layer) for layer in operations["layers"]]
-    del data["standard_error"], data["energy"]
+    assert data["totals"]["synaptic_operations"] == result.operations.synaptic_operations
+    del data["standard_error"], data["energy"], data["totals"]
     assert sc.Evaluation(**data, layers=layers, operations=sc.Operations(**operations)) == result
 
 

@@ -120,3 +120,27 @@ def test_a_comparison_names_the_best_and_the_thrifty(result: sc.Evaluation) -> N
     assert comparison_verdict({"good": good, "poor": poor}) == (
         "good does best, 90.0 %, and none within noise of it does less work."
     )
+
+
+@pytest.mark.parametrize(
+    ("classes", "accuracy", "near"), [(2, 0.99, False), (2, 0.52, True), (3, 0.6, False), (10, 0.1, True)]
+)
+def test_near_chance_depends_on_the_classes(result: sc.Evaluation, classes: int, accuracy: float, near: bool) -> None:
+    some = replace(result, classes=classes, ann_accuracy=accuracy, images=500)
+    assert ("near chance" in " ".join(sc.advice(some))) == near
+
+
+def test_recipes_that_calibrate_nothing_are_told_so(result: sc.Evaluation) -> None:
+    some = replace(with_parts(result, flooring=0.3), recipe="max_activation")
+    assert 'calibrates nothing: use "light"' in sc.advice(some)[0]
+
+
+def test_networks_that_never_fire_can_be_compared(result: sc.Evaluation) -> None:
+    quiet = replace(result.operations, layers=[replace(n, synaptic_operations=0.0) for n in result.operations.layers])
+    assert "does best" in comparison_verdict(
+        {"a": replace(result, operations=quiet), "b": replace(result, operations=quiet)}
+    )
+
+
+def test_almost_all_is_not_called_all(result: sc.Evaluation) -> None:
+    assert sc.verdict(replace(result, accuracy=0.996, ann_accuracy=0.998)).startswith("99.8 % of the ANN's accuracy")

@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_numbers_are_those_of_the_evaluation(page: str) -> None:
     data, result = data_of(page), sc.evaluate(converted("resnet_block"), [(X, Y)])
     assert data["accuracy_over_time"] == pytest.approx(result.accuracy_over_time)
-    assert (data["images"], data["T"], data["sample"]) == (8, result.T, 5)
+    assert (data["images"], data["T"], data["sample"]) == (8, result.T, 8)
     assert (data["title"], data["command"], data["verdict"]) == ("A net", "made by", sc.verdict(result))
     assert data["advice"] == sc.advice(result)
     for shown, layer in zip(data["layers"], result.layers, strict=True):
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_evaluation(page: str) -> None:
 def test_histograms_and_rasters_hold_every_value(page: str) -> None:
     snn = converted("resnet_block")
     for layer in data_of(page)["layers"]:
-        neurons = 5 * layer["neurons"]
+        neurons = 8 * layer["neurons"]
         assert sum(layer["ann_histogram"]) == pytest.approx(layer["ann_positive"] * neurons)
         assert sum(layer["snn_histogram"]) == pytest.approx(layer["snn_positive"] * neurons)
         assert len(layer["raster"]) == 4
@@ -135,8 +135,32 @@ def test_the_command_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list(found) == ["1.spk", "4.spk"]
 
 
+def test_errors_before_and_after_are_those_of_the_same_images(tmp_path: Path) -> None:
+    snn = converted("resnet_block", sc.max_activation())
+    sc.write_report(snn, [X[:1], X[1:2], X[2:]], tmp_path / "report.html")
+    data = data_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert data["sample"] == 8
+    assert [layer["before"] for layer in data["layers"]] == [None] * len(data["layers"])  # nothing was done
+    assert data["shift"] == 0
+    after = {layer.name: layer.error for layer in sc.evaluate(snn, [X]).layers}
+    assert {layer["name"]: layer["after"] for layer in data["layers"]} == pytest.approx(after)
+
+
+def test_what_cannot_be_reported_is_refused_in_words(tmp_path: Path) -> None:
+    path, snn = tmp_path / "report.html", converted("resnet_block")
+    with pytest.raises(sc.UnsupportedModelError, match="not of a Sequential"):
+        sc.write_report(torch.nn.Sequential(), [X], path)
+    with pytest.raises(sc.DataError, match="compare\\(\\) takes several networks"):
+        sc.compare("mine.spk", [X])
+    with pytest.raises(FileNotFoundError, match=r"nowhere/report\.html'"):
+        sc.write_report(snn, [X], tmp_path / "nowhere" / "report.html")
+    scores = sc.compare([snn], [X], metric=lambda result, wanted: (result - wanted).square().mean())
+    with pytest.raises(sc.DataError, match="not of metrics"):
+        sc.write_comparison(scores, path)
+
+
 def test_bad_input_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(sc.DataError, match="no images to report on"):
+    with pytest.raises(sc.DataError, match="no images to evaluate"):
         sc.write_report(converted("resnet_block"), [], tmp_path / "report.html")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(sc.DataError, match=r"pip install 'spikecal\[report\]'"):

@@ -119,7 +119,14 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and lists, ready for JSON."""
         energy = [{**asdict(e), "ratios": e.ratios, "break_even": e.break_even} for e in self.energy]
-        return {**asdict(self), "standard_error": self.standard_error, "energy": energy}
+        work = self.operations
+        totals = {
+            "synaptic_operations": work.synaptic_operations,
+            "multiply_accumulates": work.multiply_accumulates,
+            "ann_multiply_accumulates": work.ann_multiply_accumulates,
+            "spikes_per_synapse": work.spikes_per_synapse,
+        }
+        return {**asdict(self), "totals": totals, "standard_error": self.standard_error, "energy": energy}
 
 
 @dataclass
@@ -203,14 +210,20 @@ def evaluate(snn: Net, loader: Iterable[Any], *, metric: Metric | None = None, p
 
 
 def compare(
-    networks: Mapping[str, Net] | Sequence[Net], loader: Iterable[Any], *, progress: bool = False
+    networks: Mapping[str, Net] | Sequence[Net],
+    loader: Iterable[Any],
+    *,
+    metric: Metric | None = None,
+    progress: bool = False,
 ) -> dict[str, Evaluation]:
     """Evaluate several networks, or their files, on the same batches; by name, or by recipe and T."""
+    if isinstance(networks, str | os.PathLike | SpikingNetwork):
+        raise DataError("compare() takes several networks, as a list or by name in a dict; evaluate() takes one")
     named = networks if isinstance(networks, Mapping) else _named(networks)
     if not named:
         raise DataError("there are no networks to compare")
     batches = list(loader) if isinstance(loader, Iterator) else loader  # which can be read only once
-    return {name: evaluate(net, batches, progress=progress) for name, net in named.items()}
+    return {name: evaluate(net, batches, metric=metric, progress=progress) for name, net in named.items()}
 
 
 def _named(networks: Sequence[Net]) -> dict[str, Net]:

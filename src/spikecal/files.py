@@ -17,6 +17,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.touch()
+    except OSError as e:
+        raise type(e)(e.errno, e.strerror, str(path)) from e  # which the caller knows
+    try:
         mode = temporary.stat().st_mode  # that of any new file; safetensors makes files for the owner alone
         yield temporary
         temporary.chmod(mode)

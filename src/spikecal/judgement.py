@@ -8,6 +8,7 @@ from math import sqrt
 
 from .evaluation import Evaluation, LayerResult
 
+NOT_CALIBRATED = ("plain", "max_activation", "percentile", "opt")  # recipes
 MADE_HERE = ("clipping", "flooring", "unevenness")  # in distinction to what a layer inherits
 
 
@@ -20,7 +21,8 @@ def verdict(result: Evaluation) -> str:
         text = f"The same answer as the ANN on {100 * (result.agreement or 0):.0f} % of the images at {steps}."
     else:
         share = 100 * result.accuracy / result.ann_accuracy
-        text = f"{share:.0f} % of the ANN's accuracy at {steps}."
+        digits = 1 if 99 < share < 100 else 0
+        text = f"{share:.{digits}f} % of the ANN's accuracy at {steps}."
     if result.agreement == 1 or (worst := worst_layer(result)) is None:
         return text
     return f"{text} The largest error is made in {worst[0].name}, by {worst[1]}."
@@ -41,7 +43,8 @@ def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
     text = f"{first} does best, {100 * share:.1f} %"
     if least == first:
         return f"{text}, and none within noise of it does less work."
-    saved = 1 - results[least].operations.synaptic_operations / results[first].operations.synaptic_operations
+    work = results[first].operations.synaptic_operations
+    saved = 1 - results[least].operations.synaptic_operations / work if work else 0.0
     close = f"{least} is within noise of it ({100 * quality(least):.1f} %)"
     return f"{text}; {close} with {100 * saved:.0f} % fewer synaptic operations."
 
@@ -67,7 +70,7 @@ def advice(result: Evaluation) -> list[str]:
 
 def _about_data(result: Evaluation) -> list[str]:
     found = []
-    if result.ann_accuracy is not None and result.ann_accuracy < 2 / result.classes:
+    if result.ann_accuracy is not None and result.ann_accuracy < _near_chance(result):
         found.append(
             f"The ANN itself is right on only {100 * result.ann_accuracy:.1f} % of {result.images} images, near chance "
             f"for {result.classes} classes: check the weights, and the preprocessing and order of labels of the data."
@@ -80,10 +83,16 @@ def _about_data(result: Evaluation) -> list[str]:
         )
     elif (excess := _excess(result)) > 1.3:
         found.append(
-            f"Errors of the layers are {excess:.1f} times those on the calibration images, which were too few for this "
-            "recipe: calibrate with more of them."
+            f"Errors of the layers are {excess:.1f} times those on the calibration images: perhaps these were too few "
+            "for this recipe; calibrate with more of them."
         )
     return found
+
+
+def _near_chance(result: Evaluation) -> float:
+    """What guessing seldom reaches: twice its share of right answers, or three standard errors more than that share."""
+    chance = 1 / result.classes
+    return min(2 * chance, chance + 3 * sqrt(chance * (1 - chance) / result.images))
 
 
 def _excess(result: Evaluation) -> float:
@@ -105,6 +114,8 @@ def _about_loss(result: Evaluation) -> list[str]:
     if not any(sums.values()):
         return []
     most, found = max(sums, key=lambda kind: sums[kind]), []
+    if result.recipe in NOT_CALIBRATED:
+        found.append(f'Recipe "{result.recipe}" calibrates nothing: use "light", or "best" for few steps.')
     share = 100 * sums[most] / sum(sums.values())
     if most == "unevenness":
         cure = {
@@ -126,7 +137,7 @@ def _about_loss(result: Evaluation) -> list[str]:
 def _about_layers(result: Evaluation) -> list[str]:
     found = []
     for what, share, remedy in (
-        ("never fire", "dead_share", "they cost nothing, but see whether the ANN uses them"),
+        ("never fire", "dead_share", "if they do in the ANN, their thresholds are too high for so few steps"),
         ("fire at every step", "saturated_share", "their thresholds are too low for these images"),
     ):
         names = [layer.name for layer in result.layers if getattr(layer, share) > 0.5]

@@ -364,6 +364,8 @@ def compare(
     from ..judgement import comparison_verdict
     from .tables import comparison_table
 
+    if len(set(networks)) < len(networks):
+        raise typer.BadParameter("each network must be given once", param_hint="NETWORKS")
     split = split or _default_split(data, "test")
     results = {}
     for path in networks:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..calibration import BiasShift, InitialPotential
 from ..checkpoint import load
-from ..errors import DataError
-from ..evaluation import Evaluation, evaluate
+from ..errors import DataError, UnsupportedModelError
+from ..evaluation import Evaluation, evaluate, gives_class_scores
 from ..files import replacing
 from ..images import Inputs, as_batches, fit_inputs, split_batch
 from ..judgement import advice, comparison_verdict, verdict
@@ -50,19 +51,39 @@ def write_report(
 
     classes: their names by index, if they have any.
     """
-    if not isinstance(snn, SpikingNetwork):
+    if isinstance(snn, str | os.PathLike):
         snn = load(snn)
-    batches = iter(as_batches(loader))
-    first = next(batches, None)
-    if first is None:
-        raise DataError("there are no images to report on: the iterable of batches is empty")
-    result = evaluate(snn, chain([first], batches), progress=progress)
-    images = fit_inputs(snn.graph, split_batch(first, len(snn.graph.inputs))[0])
-    data = {**collect(snn, result, tuple(x[:SAMPLE] for x in images)), "title": title, "command": command}
+    if not isinstance(snn, SpikingNetwork):
+        raise UnsupportedModelError(f"a report is of a SpikingNetwork or a .spk file, not of a {type(snn).__name__}")
+    if not gives_class_scores(snn.graph):
+        raise DataError("a report is of a network that classifies; evaluate() takes a metric= for others")
+    sample = _Sample(len(snn.graph.inputs))
+    result = evaluate(snn, sample.of(loader), progress=progress)
+    images = fit_inputs(snn.graph, tuple(torch.stack(part) for part in zip(*sample.images, strict=True)))
+    data = {**collect(snn, result, images), "title": title, "command": command}
     data["class_names"] = list(classes)
     with replacing(Path(path)) as temporary:
         temporary.write_text(render("page.html", data), encoding="utf-8")
     return result
+
+
+class _Sample:
+    """Some images, drawn from all that pass by."""
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs, self.seen, self.images = inputs, 0, list[tuple[Tensor, ...]]()
+        self.generator = random.Random(0)
+
+    def of(self, loader: Iterable[Any]) -> Iterator[Any]:
+        for batch in as_batches(loader):
+            for image in zip(*split_batch(batch, self.inputs)[0], strict=True):
+                place = self.generator.randint(0, self.seen)
+                self.seen += 1
+                if len(self.images) < SAMPLE:
+                    self.images.append(image)
+                elif place < SAMPLE:
+                    self.images[place] = image
+            yield batch
 
 
 def write_comparison(
@@ -73,6 +94,8 @@ def write_comparison(
     command: str = "",
 ) -> None:
     """Write evaluations of several networks, by name, as one HTML file with their trade-offs."""
+    if any(result.metric is not None for result in results.values()):
+        raise DataError("a comparison page is of networks that classify, not of metrics")
     networks = [{"name": name, **result.to_dict()} for name, result in results.items()]
     data = {"title": title, "command": command, "networks": networks, "verdict": comparison_verdict(results)}
     with replacing(Path(path)) as temporary:
@@ -94,9 +117,14 @@ def render(template: str, data: dict[str, Any]) -> str:
 
 def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str, Any]:
     """Everything that the page shows, as plain numbers and text."""
-    before = {layer.name: layer.error for layer in evaluate(uncalibrated(snn), [_together(images)]).layers}
+    before, after = (_errors(net, images) for net in (uncalibrated(snn), snn))
+    if not snn.recipe.steps:
+        before = dict.fromkeys(before)  # nothing was done
     pictures = _pictures(snn, images)
-    layers = [{**asdict(layer), "before": before[layer.name], **pictures[layer.name]} for layer in result.layers]
+    layers = [
+        {**asdict(layer), "before": before[layer.name], "after": after[layer.name], **pictures[layer.name]}
+        for layer in result.layers
+    ]
     numbers = {key: value for key, value in result.to_dict().items() if key != "layers"}
     return {
         **numbers,
@@ -104,6 +132,7 @@ def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str
         "verdict": verdict(result),
         "advice": advice(result),
         "sample": len(images[0]),
+        "shift": sum(s.fraction for s in snn.recipe.steps if isinstance(s, BiasShift | InitialPotential)),
         "recipe_json": json.loads(snn.recipe.to_json()),
         "environment": {
             "spikecal": __version__,
@@ -113,6 +142,10 @@ def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str
             "date": date.today().isoformat(),
         },
     }
+
+
+def _errors(snn: SpikingNetwork, images: Inputs) -> dict[str, float | None]:
+    return {layer.name: layer.error for layer in evaluate(snn, [_together(images)]).layers}
 
 
 def uncalibrated(snn: SpikingNetwork) -> SpikingNetwork:

@@ -20,7 +20,7 @@ function draw(id, traces, layout) {
   const axis = { gridcolor: color("line"), zerolinecolor: color("line"), automargin: true };
   const base = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("ink"), size: 13 },
-    margin: { l: 55, r: 15, t: 10, b: 45 }, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
+    margin: { l: 55, r: 15, t: 40, b: 45 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
   };
   const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
   Plotly.react(id, traces, whole, { displayModeBar: false, responsive: true });

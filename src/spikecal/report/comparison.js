@@ -1,3 +1,4 @@
+const DASHES = ["solid", "dash", "dot", "dashdot"];
 const HUES = ["snn", "ann", "flooring", "bad", "inherited", "soft"];
 const quality = (net) => net.accuracy ?? net.agreement;
 const operations = (net, key) => net.operations.layers.reduce((total, layer) => total + layer[key], 0);
@@ -32,14 +33,15 @@ function tradeoff() {
   draw("tradeoff", [...traces, ...ann(Math.min(...xs), Math.max(...xs))], {
     shapes: even.map(([, x]) => ({ type: "line", x0: 10 ** x, x1: 10 ** x, y0: 0, y1: 1, yref: "paper", line: { color: color("bad"), dash: "dot" } })),
     annotations: even.map(([name, x]) => ({ x, y: 1, yref: "paper", text: `${name} ANN`, showarrow: false, textangle: -90, xshift: 9, yanchor: "top" })),
-    xaxis: { title: { text: label }, type: "log" }, yaxis: { tickformat: ".1%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
+    xaxis: { title: { text: label }, type: "log", ...(label.includes("nanojoule") || label.includes("operations") ? {} : { tickvals: xs }) }, yaxis: { tickformat: ".1%", title: { text: labelled ? "accuracy" : "agreement with the ANN" } },
   });
 }
 
 function overTime() {
   const traces = nets.map((net, i) => {
     const y = labelled ? net.accuracy_over_time : net.agreement_over_time;
-    return { x: y.map((_, t) => t + 1), y, name: plain(net.name), mode: "lines", line: { color: hue(i) } };
+    const dash = DASHES[nets.slice(0, i).filter((other) => other.recipe === net.recipe).length % DASHES.length];
+    return { x: y.map((_, t) => t + 1), y, name: plain(net.name), mode: "lines", line: { color: hue(recipes.indexOf(net.recipe)), dash } };
   });
   draw("time", [...traces, ...ann(1, Math.max(...nets.map((net) => net.latency)))], {
     xaxis: { title: { text: "steps" } }, yaxis: { tickformat: ".0%", rangemode: "tozero" },

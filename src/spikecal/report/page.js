@@ -17,12 +17,16 @@ function overWork() {
   const quality = data.accuracy_over_time.length ? data.accuracy_over_time : data.agreement_over_time;
   const last = data.operations_over_time[data.operations_over_time.length - 1];
   const costs = Object.entries(data.energy[$("constants").value].break_even);
-  const words = costs.map(([name, x]) => `the ${name} ANN at ${x > 0 ? Math.round(x).toLocaleString("en") : "no number of them: the rest alone costs more"}`);
-  $("break-even").textContent = `Synaptic operations at which an image costs as much as by ${words.join("; ")}.`;
+  const names = (some) => some.map(([name, x]) => `the ${name} ANN${x > 0 ? " below " + Math.round(x).toLocaleString("en") : ""}`).join(", ");
+  const never = costs.filter(([, x]) => x <= 0), sometimes = costs.filter(([, x]) => x > 0);
+  $("break-even").textContent = (sometimes.length ? `Synaptic operations that would make it cheaper than the ANN: ${names(sometimes)}. ` : "") +
+    (never.length ? `Never cheaper than ${names(never)}: what does not depend on spikes costs more.` : "");
   const even = costs.filter(([, x]) => x > 0 && x < 5 * last);
   const lines = even.map(([, x]) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: color("bad"), dash: "dash" } }));
   const labels = even.map(([name, x]) => ({ x, y: 1, yref: "paper", text: `${name} ANN`, showarrow: false, textangle: -90, xshift: 9, yanchor: "top" }));
-  draw("work", [{ x: data.operations_over_time, y: quality, mode: "lines+markers", line: { color: color("snn") }, showlegend: false }], {
+  const ann = data.ann_accuracy === null ? [] : [{ x: [0, last], y: [data.ann_accuracy, data.ann_accuracy], mode: "lines",
+    line: { color: color("ann"), dash: "dash" }, showlegend: false, hoverinfo: "skip" }];
+  draw("work", [...ann, { x: data.operations_over_time, y: quality, mode: "lines+markers", line: { color: color("snn") }, showlegend: false }], {
     shapes: lines, annotations: labels, xaxis: { title: { text: "synaptic operations so far" }, rangemode: "tozero" },
     yaxis: { tickformat: ".0%", rangemode: "tozero" },
   });
@@ -41,7 +45,8 @@ function bars(id, series, layout) {
 
 function layerCharts() {
   const of = (key) => data.layers.map((layer) => layer[key]);
-  bars("errors", [["before calibration", of("before"), "inherited"], ["calibrated", of("error"), "snn"]], {});
+  const before = data.layers.some((layer) => layer.before !== null) ? [["before calibration", of("before"), "inherited"]] : [];
+  bars("errors", [...before, [before.length ? "calibrated" : "error", of("after"), "snn"]], { yaxis: { title: { text: "error" } } });
   bars("parts", PARTS.map((part) => [part, data.layers.map((layer) => layer.parts[part]), part]), {});
   const rates = data.layers.map((layer) => layer.channel_rates);
   const spread = {
@@ -71,7 +76,7 @@ function oneLayer() {
   });
   const top = layer.edges[layer.edges.length - 1], height = layer.threshold;
   const inputs = Array.from({ length: 401 }, (_, i) => (i * top) / 400);
-  const stairs = inputs.map((x) => Math.min(height, (height / data.T) * Math.floor((data.T * x) / height + 0.5)));
+  const stairs = inputs.map((x) => Math.min(height, (height / data.T) * Math.floor((data.T * x) / height + data.shift)));
   const curve = (y, name, hue) => ({ x: inputs, y, name, mode: "lines", line: { color: color(hue) } });
   draw("response", [curve(inputs, "ANN: ReLU", "ann"), curve(stairs, "neurons: clipped, in whole spikes", "snn")], {
     xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
@@ -107,8 +112,7 @@ function words() {
   $("verdict").textContent = data.verdict;
   for (const line of data.advice) element("li", line, $("advice"));
   $("sample").textContent = data.sample;
-  const late = data.latency > data.T ? `, latency ${data.latency}` : "";
-  const facts = [["firing window", `T = ${data.T}${late}`], ["same answer as ANN", percent(data.agreement)]];
+  const facts = [["steps in which a layer fires", `T = ${data.T}`], ...(data.latency > data.T ? [["steps of latency", data.latency]] : []), ["same answer as ANN", percent(data.agreement)]];
   if (data.accuracy !== null) facts.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
   tiles([...facts, ["images", data.images.toLocaleString("en")], ["recipe", data.recipe]]);
   const error = data.standard_error === null ? "" : ` Standard error of the accuracy: ${(100 * data.standard_error).toFixed(1)} points.`;
@@ -140,7 +144,7 @@ function energy() {
 
 const COLUMNS = [
   ["layer", (l) => l.name], ["neurons", (l) => l.neurons], ["threshold", (l) => l.threshold, 3], ["firing rate", (l) => l.firing_rate, 4],
-  ["error before", (l) => l.before, 4], ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
+  ["error before*", (l) => l.before, 4], ["error*", (l) => l.after, 4], ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
   ["correlation", (l) => l.correlation, 3], ["silent", (l) => l.dead_share, 3], ["saturated", (l) => l.saturated_share, 3],
 ];
 const order = { column: -1, down: false };
