@@ -144,3 +144,9 @@ def test_networks_that_never_fire_can_be_compared(result: sc.Evaluation) -> None
 
 def test_almost_all_is_not_called_all(result: sc.Evaluation) -> None:
     assert sc.verdict(replace(result, accuracy=0.996, ann_accuracy=0.998)).startswith("99.8 % of the ANN's accuracy")
+
+
+def test_multiplications_behind_pools_are_pointed_out(result: sc.Evaluation) -> None:
+    some = [replace(n, input="analog", multiply_accumulates=1e9) for n in result.operations.layers]
+    said = " ".join(sc.advice(replace(result, operations=replace(result.operations, layers=some))))
+    assert "100 % of the multiply-accumulates are behind pools or sums of spikes" in said

@@ -65,7 +65,7 @@ def own_parts(layer: LayerResult) -> dict[str, float]:
 
 def advice(result: Evaluation) -> list[str]:
     """What to do next, most urgent first; nothing where all is well."""
-    return [*_about_data(result), *_about_loss(result), *_about_layers(result)]
+    return [*_about_data(result), *_about_loss(result), *_about_layers(result), *_about_energy(result)]
 
 
 def _about_data(result: Evaluation) -> list[str]:
@@ -145,3 +145,14 @@ def _about_layers(result: Evaluation) -> list[str]:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             found.append(f"More than half of the neurons {what} in {', '.join(names[:3])}{more}: {remedy}.")
     return found
+
+
+def _about_energy(result: Evaluation) -> list[str]:
+    work = result.operations
+    analog = sum(layer.multiply_accumulates for layer in work.layers if layer.input == "analog")
+    if analog <= 0.1 * work.ann_multiply_accumulates:
+        return []
+    return [
+        f"{100 * analog / work.multiply_accumulates:.0f} % of the multiply-accumulates are behind pools or sums of "
+        "spikes, which are not binary: pool_to_conv=True (--pool-to-conv) gives pools neurons of their own."
+    ]

@@ -191,12 +191,6 @@ def _energy_table(result: Evaluation) -> Iterator[RenderableType]:
         f"neuron updates; the ANN has {o.ann_multiply_accumulates:,} multiply-accumulates. Memory traffic is not in "
         "the estimates."
     )
-    analog = sum(layer.multiply_accumulates for layer in o.layers if layer.input == "analog")
-    if analog > 0.1 * o.ann_multiply_accumulates:
-        yield Text(
-            f"{_percent(analog / o.multiply_accumulates)} of the multiply-accumulates are behind pools or sums of "
-            "spikes, which are not binary; --pool-to-conv gives pools neurons of their own."
-        )
 
 
 def comparison_table(results: dict[str, Evaluation]) -> RenderableType:

@@ -82,8 +82,8 @@ function oneLayer() {
     xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
   });
   const [steps, rows] = layer.raster[image];
-  draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "line-ns-open", size: 7, color: color("snn") } }], {
-    xaxis: { title: { text: "step" }, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
+  draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "square", size: 4, color: color("snn") } }], {
+    xaxis: { title: { text: "step" }, showgrid: false, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
   });
 }
 
@@ -135,7 +135,8 @@ function energy() {
   }
   const o = data.operations, sum = (key) => o.layers.reduce((total, layer) => total + layer[key], 0);
   const n = (x) => Math.round(x).toLocaleString("en");
-  $("energy-note").textContent = `Counted: ${n(sum("synaptic_operations"))} ± ${n(o.synaptic_operations_std)} synaptic operations, ` +
+  $("energy-note").textContent = `Counted: ${n(sum("synaptic_operations"))} ± ${n(o.synaptic_operations_std)} synaptic operations ` +
+    `(${data.totals.spikes_per_synapse.toFixed(2)} per synapse; published break-even points lie at 0.15 to 1.38), ` +
     `${n(sum("multiply_accumulates"))} multiply-accumulates where the input is not binary, ${n(o.neuron_updates)} neuron updates; ` +
     `the ANN has ${n(sum("ann_multiply_accumulates"))} multiply-accumulates. Weights take ${n(o.weight_bytes)} bytes and potentials ` +
     `${n(o.state_bytes)}. These are estimates: memory traffic, which often costs most, is not in them, and the image is taken to be ` +
