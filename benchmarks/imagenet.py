@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(recipes(1)), choices=list(recipes(1)), metavar="RECIPE")
     parser.add_argument("--T", nargs="+", type=int, default=TIMES)
-    parser.add_argument("--calibration", type=int, default=256, help="images for thresholds and calibration")
+    parser.add_argument("--calibration", type=int, default=128, help="images for thresholds and calibration")
     parser.add_argument("--images", type=int, default=500, help="test images")
     parser.add_argument("--no-record", action="store_true", help="only print the result")
     parser.add_argument("--table", action="store_true", help="only write the table of what is known")
