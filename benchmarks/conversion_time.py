@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    records.write_environment(FOLDER, f"python benchmarks/conversion_time.py --rounds {options.rounds}", rounds=options.rounds)
+    records.write_environment(FOLDER, f"python benchmarks/conversion_time.py --rounds {options.rounds}")
     rows = [*beside_light("resnet20_cifar10", options.rounds), beside_simulation("resnet20_cifar10", options.rounds)]
     records.write(FOLDER / "conversion_time.csv", FIELDS, [*rows, by_depth(options.rounds)])
 
