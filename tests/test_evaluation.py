@@ -124,10 +124,18 @@ def numbers(result: sc.LayerResult | sc.Operations) -> list[float]:
 def test_rates_and_operations_step_by_step(recipe: sc.Recipe) -> None:
     snn, x = converted("resnet_block", recipe), inputs("resnet_block", 8, seed=7)[0]
     result, trains = sc.evaluate(snn, [x[:5], x[5:]]), spike_trains(snn, x)
+    targets: dict[str, Tensor] = {}
+    run_ann(snn.source, (x,), lambda node, value: targets.update({node.name: value.data}))
     for layer in result.layers:
         by_step = (trains[layer.name] != 0).flatten(1).double().mean(1)  # (T,)
         np.testing.assert_allclose(layer.rates_over_time, by_step, rtol=1e-9)
         assert np.mean(layer.rates_over_time) == pytest.approx(layer.firing_rate)
+        target = targets[layer.name]
+        for step, error in layer.error_over_time:
+            wrong = (target - trains[layer.name][:step].mean(0)).square().sum() / target.square().sum()
+            assert error == pytest.approx(float(wrong), rel=1e-6)
+        assert [step for step, _ in layer.error_over_time] == [1, 2, 4, 8]
+        assert layer.error_over_time[-1][1] == pytest.approx(layer.error)
     assert len(result.operations_over_time) == snn.latency
     assert result.operations_over_time[-1] == pytest.approx(result.operations.synaptic_operations)
     assert np.all(np.diff(result.operations_over_time) >= 0)

@@ -26,7 +26,7 @@ from .network import SpikingNetwork, html_table
 from .ops import Activation
 from .progress import track
 from .simulation import Instruction, Neurons, State, ann_program, run_ann, run_steps
-from .values import Value, spikes_by_step
+from .values import PackedSpikes, Value, spikes_by_step
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class LayerResult:
     channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
     calibration_error: float | None  # the same on the calibration images
+    error_over_time: list[list[float]]  # after 1, 2, 4, ... steps of the layer: [steps, error]
     parts: ErrorParts
     correlation: float  # of s̄ with x
     dead_share: float  # neurons that never fired
@@ -135,6 +136,8 @@ class _LayerSums:
 
     rates: Tensor | None = None  # (C,)
     by_step: list[Tensor] = field(default_factory=list)  # spikes, (t,), t steps after t steps
+    steps: int = 0  # of the images in hand that have been seen
+    wrong: dict[int, Tensor] = field(default_factory=dict)  # ‖x − s̄‖², by the number of steps that s̄ is the mean of
     saturated: float = 0.0
     norms: Tensor | None = None  # of x − s̄ and its parts, squared
     moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
@@ -259,8 +262,8 @@ def _labels(rest: Any, images: int, graph: Graph) -> Tensor | None:
 
 def _run(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
     """The currents at the outputs, [(T, B, ...)], and what the ANN gives, [(B, ...)]; all layers are accounted for."""
-    ys = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))
     z = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))
+    ys = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))
     sums.ledger.begin(len(images[0]))
     run_steps(_mean_program(snn, sums), images, 1, {}, None, None)
     sums.images += len(images[0])
@@ -302,7 +305,33 @@ def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> N
     by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
     layer.rates = _plus(layer.rates, by_channel * share)
     layer.by_step.append(spikes_by_step(value))
+    _add_errors(layer, value, snn.T)
     layer.mean = _plus(layer.mean, mean * share)
+    layer.steps += value.steps
+
+
+def _add_errors(layer: _LayerSums, value: Value, T: int) -> None:
+    """The error after some numbers of steps that end within this part of the train."""
+    assert layer.target is not None
+    for step in checkpoints(T):
+        if layer.steps < step <= layer.steps + value.steps:
+            fired = _first_steps(value, step - layer.steps) / step  # (B, C, ...)
+            if layer.mean is not None:
+                fired = fired + layer.mean * (T / step)
+            wrong = (layer.target - fired).square().sum(dtype=torch.float64)
+            layer.wrong[step] = _plus(layer.wrong.get(step), wrong)
+
+
+def checkpoints(T: int) -> list[int]:
+    """1, 2, 4, ... and T."""
+    return [*(2**i for i in range(T.bit_length()) if 2**i < T), T]
+
+
+def _first_steps(value: Value, steps: int) -> Tensor:
+    """The sum over the first steps, (B, ...)."""
+    if isinstance(value, PackedSpikes):
+        return PackedSpikes(value.bits[:steps], value.channel_height, value.shape).mean() * steps
+    return mean_over_time(value.data[:steps]) * steps
 
 
 def _keep_target(sums: _Sums, node: Node, value: Value) -> None:
@@ -336,7 +365,7 @@ def _account(snn: SpikingNetwork, node: Node, layer: _LayerSums, arriving: Tenso
     layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
     fired = (s > 0).any(0)
     layer.fired = fired if layer.fired is None else layer.fired | fired
-    layer.mean = layer.target = None
+    layer.mean, layer.target, layer.steps = None, None, 0
     return Value(s)
 
 
@@ -429,6 +458,7 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
         error=error,
         calibration_error=known.error if known else None,
+        error_over_time=[[step, float(w) / power if power else float(w > 0)] for step, w in layer.wrong.items()],
         parts=ErrorParts(*parts),
         correlation=_correlation(layer.moments / (images * neurons)),
         dead_share=1 - float(layer.fired.float().mean()),
