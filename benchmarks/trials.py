@@ -44,6 +44,8 @@ class Hesitation:
             temporal = torch.zeros(layer.T, *layer.site.threshold.shape)
             temporal[0] -= self.share * layer.site.threshold
             temporal[-1] += self.share * layer.site.threshold
+            if layer.site.temporal is not None:
+                temporal = temporal + layer.site.temporal
             layer.site = replace(layer.site, temporal=temporal)
 
 
@@ -97,7 +99,7 @@ TRIALS = {
     "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),
-    "hesitation": changed(SHIFT, WEIGHTS, Hesitation(), EVEN, PC),
+    "hesitation": changed(SHIFT, WEIGHTS, EVEN, Hesitation(), PC),
     "late readout": changed(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),
     "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
     "dithered potentials": changed(SHIFT, Dither(0.5), WEIGHTS, EVEN, PC),
