@@ -262,3 +262,10 @@ def test_a_harmless_call_of_the_same_name_does_not_hide_the_line() -> None:
         sc.convert(Helped(), X, 2)
     line = Helped.helper.__code__.co_firstlineno + 2
     assert {r.where.partition(" ")[2] for r in caught.value.refusals} == {f"(test_observation.py:{line})"}
+
+
+def test_lists_of_numbers_are_read_otherwise_too() -> None:
+    def middle(net: Net, y: Tensor) -> Tensor:
+        return F.silu(y) if y.mean((1, 2, 3)).tolist()[0] > 50 else y
+
+    assert sorted(refusals(middle)) == ["control flow", "silu"]

@@ -109,6 +109,8 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, float):
         far = 100 * (abs(value) + 1)
         return [value - far, value + far]
+    if isinstance(value, list):
+        return [list(others) for others in zip(*map(_others, value), strict=False)]
     return []
 
 
