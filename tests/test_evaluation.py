@@ -86,6 +86,8 @@ def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
     assert result.final_over_time == pytest.approx(
         [float((answers[t:] == answers[-1]).all(0).double().mean()) for t in range(snn.T)]
     )
+    first = [next(t for t in range(snn.T) if len(set(image[t:].tolist())) == 1) + 1 for image in answers.T]
+    assert result.final_steps == first
     assert result.confidence == pytest.approx(float(snn(x).softmax(1).amax(1).mean()))
     assert result.ann_confidence == pytest.approx(float(snn.ann(x).softmax(1).amax(1).mean()))
     matrix = np.zeros((snn.graph.outputs[0].shape[0],) * 2, int)

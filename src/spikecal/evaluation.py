@@ -84,7 +84,8 @@ class Evaluation:
     accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
     agreement: float | None  # share of images on which SNN and ANN give the same answer
     agreement_over_time: list[float]
-    final_over_time: list[float]  # share of images whose answer does not change any more after 1, 2, ... steps
+    final_steps: list[int]  # of every image, the first step after which its answer does not change any more
+    final_over_time: list[float]  # share of images for which that is so after 1, 2, ... steps
     confidence: float | None  # mean probability (softmax) of the answer
     ann_confidence: float | None
     confusion: list[list[int]]  # label, answer, and how many images, where there are any
@@ -156,6 +157,7 @@ class _Sums:
     right_over_time: Tensor | None = None
     same_over_time: Tensor | None = None
     final_over_time: Tensor | None = None
+    final_steps: list[int] = field(default_factory=list)
     confidence: Tensor | None = None  # of SNN and ANN
     confusion: Counter[tuple[int, int]] = field(default_factory=Counter)
     layers: dict[str, _LayerSums] = field(default_factory=dict)
@@ -276,6 +278,7 @@ def _add_answers(sums: _Sums, running: Tensor, z: Tensor, labels: Tensor | None)
     sums.same_over_time = _plus(sums.same_over_time, (answers == ann).sum(1))
     final = (answers == answers[-1]).flip(0).cumprod(0).flip(0)  # (latency, B)
     sums.final_over_time = _plus(sums.final_over_time, final.sum(1))
+    sums.final_steps += (len(final) + 1 - final.sum(0)).tolist()
     confidence = torch.stack([y.double().softmax(1).amax(1).sum().cpu() for y in (running[-1], z)])
     sums.confidence = _plus(sums.confidence, confidence)
     if labels is not None:
@@ -405,6 +408,7 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
         accuracy_over_time=right,
         agreement=same[-1] if same else None,
         agreement_over_time=same,
+        final_steps=sums.final_steps,
         final_over_time=shares(sums.final_over_time),
         confidence=own,
         ann_confidence=ann,

@@ -75,6 +75,7 @@ Crop = Annotated[int | None, typer.Option(help="Then cut out a centred square of
 Mean = Annotated[str | None, typer.Option(help="Subtract this from each channel, e.g. 0.49,0.48,0.45.")]
 Std = Annotated[str | None, typer.Option(help="Then divide each channel by this, e.g. 0.25,0.24,0.26.")]
 Seed = Annotated[int, typer.Option(help="Decides which images are drawn.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 PoolToConv = Annotated[
     bool, typer.Option("--pool-to-conv", help="Give average pools neurons of their own: all spikes are binary.")
@@ -270,7 +271,7 @@ def evaluate(
     crop: Crop = None,
     mean: Mean = None,
     std: Std = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    limit: Limit = None,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the numbers as JSON.")] = None,
     json: Json = False,
@@ -313,7 +314,7 @@ def report(
     crop: Crop = None,
     mean: Mean = None,
     std: Std = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    limit: Limit = None,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
@@ -346,7 +347,7 @@ def compare(
     crop: Crop = None,
     mean: Mean = None,
     std: Std = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many images, drawn at random.")] = None,
+    limit: Limit = None,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML page with the curves.")] = None,
     json: Json = False,
