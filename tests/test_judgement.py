@@ -144,6 +144,8 @@ def test_networks_that_never_fire_can_be_compared(result: sc.Evaluation) -> None
 
 def test_almost_all_is_not_called_all(result: sc.Evaluation) -> None:
     assert sc.verdict(replace(result, accuracy=0.996, ann_accuracy=0.998)).startswith("99.8 % of the ANN's accuracy")
+    third = 16 / 96  # of which 100·x/x is not quite 100
+    assert sc.verdict(replace(result, accuracy=third, ann_accuracy=third)).startswith("100 % of the ANN's accuracy")
 
 
 def test_multiplications_behind_pools_are_pointed_out(result: sc.Evaluation) -> None:

@@ -21,7 +21,7 @@ def verdict(result: Evaluation) -> str:
         text = f"The same answer as the ANN on {100 * (result.agreement or 0):.0f} % of the images at {steps}."
     else:
         share = 100 * result.accuracy / result.ann_accuracy
-        digits = 1 if 99 < share < 100 else 0
+        digits = 1 if share > 99 and result.accuracy < result.ann_accuracy else 0
         text = f"{share:.{digits}f} % of the ANN's accuracy at {steps}."
     if result.agreement == 1 or (worst := worst_layer(result)) is None:
         return text
