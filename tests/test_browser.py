@@ -56,7 +56,7 @@ def texts(browser: Any, selector: str) -> list[str]:
 
 def test_every_chart_is_drawn_without_errors(browser: Any, folder: Path) -> None:
     charts = browser.find_elements("css selector", ".chart")
-    assert len(charts) == 10
+    assert len(charts) == 11
     assert all(chart.find_elements("css selector", "svg.main-svg") for chart in charts)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     assert browser.save_screenshot(str(folder / "report.png"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -19,9 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
 from helpers import Given, converted, inputs, spike_trains, twin_of
-from spikecal import native
+from spikecal import evaluation, native
 from spikecal.energy import LayerOperations
-from spikecal.evaluation import ErrorParts, error_steps
+from spikecal.evaluation import ErrorParts, LayerError, error_steps
 from spikecal.functional import integrate_and_fire
 from spikecal.simulation import Neurons, run_ann
 from spikecal.values import PackedSpikes, spikes_by_step
@@ -132,12 +133,15 @@ def test_rates_and_operations_step_by_step(recipe: sc.Recipe) -> None:
         by_step = (trains[layer.name] != 0).flatten(1).double().mean(1)  # (T,)
         np.testing.assert_allclose(layer.rates_over_time, by_step, rtol=1e-9)
         assert np.mean(layer.rates_over_time) == pytest.approx(layer.firing_rate)
-        target = targets[layer.name]
-        for step, error in layer.error_over_time:
-            wrong = (target - trains[layer.name][:step].mean(0)).square().sum() / target.square().sum()
-            assert error == pytest.approx(float(wrong), rel=1e-6)
-        assert [step for step, _ in layer.error_over_time] == [1, 2, 4, 8]
-        assert layer.error_over_time[-1][1] == pytest.approx(layer.error)
+        target, train = targets[layer.name], trains[layer.name]
+        for after in layer.error_over_time:
+            mean = train[: after.steps].mean(0)
+            wrong = (target - mean).square().sum() / target.square().sum()
+            assert after.error == pytest.approx(float(wrong), rel=1e-6)
+            pair = np.corrcoef(target.flatten(), mean.flatten())[0, 1]
+            assert after.correlation == pytest.approx(0.0 if np.isnan(pair) else pair, abs=1e-6)
+        assert [after.steps for after in layer.error_over_time] == [1, 2, 4, 8]
+        assert layer.error_over_time[-1] == LayerError(8, layer.error, layer.parts, layer.correlation)
     assert len(result.operations_over_time) == snn.latency
     assert result.operations_over_time[-1] == pytest.approx(result.operations.synaptic_operations)
     assert np.all(np.diff(result.operations_over_time) >= 0)
@@ -221,6 +225,12 @@ def test_a_network_with_two_inputs() -> None:
     assert flat.accuracy == float((snn(x, y).argmax(1) == labels).double().mean())
 
 
+def layer_from(data: dict[str, Any]) -> sc.LayerResult:
+    parts = ErrorParts(**data["parts"])
+    errors = [LayerError(**e | {"parts": ErrorParts(**e["parts"])}) for e in data["error_over_time"]]
+    return sc.LayerResult(**data | {"parts": parts, "error_over_time": errors})
+
+
 @pytest.mark.parametrize("labels", [True, False])
 def test_results_are_plain_numbers(labels: bool) -> None:
     snn, (x,) = converted("resnet_block"), inputs("resnet_block", 6, seed=7)
@@ -229,7 +239,7 @@ def test_results_are_plain_numbers(labels: bool) -> None:
     assert data == result.to_dict()
     assert data["standard_error"] == result.standard_error
     assert data["layers"][0]["name"] == "relu"
-    layers = [sc.LayerResult(**layer | {"parts": ErrorParts(**layer["parts"])}) for layer in data.pop("layers")]
+    layers = [layer_from(layer) for layer in data.pop("layers")]
     operations = data.pop("operations")
     operations["layers"] = [LayerOperations(**layer) for layer in operations["layers"]]
     assert data["totals"]["synaptic_operations"] == result.operations.synaptic_operations
@@ -307,6 +317,49 @@ def test_the_parts_of_the_error_hang_together(recipe: sc.Recipe) -> None:
         assert all(p >= 0 for p in parts)
     first = sc.evaluate(snn, [x]).layers[0]
     assert first.parts.unevenness < 1e-12  # the first layer sees the image, the same at every step
+
+
+@pytest.mark.parametrize("recipe", [sc.light(), sc.best(), sc.pipelined()], ids=lambda recipe: recipe.name)
+def test_parts_of_the_error_after_some_steps_by_hand(recipe: sc.Recipe) -> None:
+    """Of a plain chain, every step of the way written out from the spikes in front of each layer."""
+    snn, (x,) = converted("resnet_block", recipe), inputs("resnet_block", 5, seed=3)
+    trains, targets = spike_trains(snn, x), dict[str, Tensor]()
+    run_ann(snn.source, (x,), lambda node, value: targets.update({node.name: value.data}))
+    for layer in sc.evaluate(snn, [x[:2], x[2:]]).layers:
+        site, target = snn.sites[layer.name], targets[layer.name]
+        assert isinstance(site, Neurons)
+        for after in layer.error_over_time:
+            k, theta = after.steps, site.threshold
+            means = {name: train[:k].mean(0) for name, train in trains.items()}
+            own = site.bias + site.v0 / k + (0 if site.temporal is None else site.temporal[:k].mean(0))
+            arriving = current_at(snn, layer.name, x, means) + own
+            spare = own.clamp(min=0).minimum(theta / (2 * k))
+            seen = (arriving - spare).clamp(min=0)
+            whole = (torch.floor(k * arriving / theta) * theta / k).clamp(min=torch.zeros(()), max=theta)
+            way = [target, seen, seen.minimum(theta), whole, means[layer.name]]
+            wanted = [float((a - b).square().sum() / target.square().sum()) for a, b in itertools.pairwise(way)]
+            assert dataclasses.astuple(after.parts) == pytest.approx(tuple(wanted), rel=1e-6, abs=1e-12)
+
+
+def current_at(snn: sc.SpikingNetwork, name: str, x: Tensor, means: dict[str, Tensor]) -> Tensor:
+    """The current in front of a layer, if the neurons before it give these means."""
+    values = {node.name: x for node in snn.graph.inputs}
+    for node in snn.graph.nodes:
+        if node.name == name:
+            return values[node.inputs[0]]
+        if node.name not in values:
+            inputs = [values[i] for i in node.inputs]
+            values[node.name] = means[node.name] if node.name in means else node.op.run(snn.graph.tensors, *inputs)
+    raise AssertionError(name)
+
+
+def test_errors_over_time_are_of_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "PROFILED", 2)
+    snn, (x,) = converted("resnet_block", sc.light()), inputs("resnet_block", 6, seed=3)
+    both, first = (sc.evaluate(snn, batches).layers for batches in ([x[:2], x[2:]], [x[:2]]))
+    for layer, alone in zip(both, first, strict=True):
+        assert layer.error_over_time == alone.error_over_time
+        assert layer.error != alone.error
 
 
 # ------------------------------------------------------------ networks that do not classify, notebooks, figures

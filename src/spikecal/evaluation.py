@@ -49,6 +49,16 @@ class ErrorParts:
 
 
 @dataclass(frozen=True)
+class LayerError:
+    """How far the mean spikes s̄ of a layer after some of its steps are from the ANN's activation x."""
+
+    steps: int
+    error: float  # ‖x − s̄‖² / ‖x‖²
+    parts: ErrorParts  # with the currents of the same steps
+    correlation: float  # of s̄ with x
+
+
+@dataclass(frozen=True)
 class LayerResult:
     """One layer of neurons over all images."""
 
@@ -63,9 +73,9 @@ class LayerResult:
     channel_rates: list[float]  # of the channels: the least, the quartiles, the highest
     error: float  # ‖x − s̄‖² / ‖x‖² against the ANN's activation x
     calibration_error: float | None  # the same on the calibration images
-    error_over_time: list[list[float]]  # after 1, 2, 4, ... steps of the layer: [steps, error]
     parts: ErrorParts
     correlation: float  # of s̄ with x
+    error_over_time: list[LayerError]  # after 1, 2, 4, ... and T of its steps, on the first PROFILED images
     dead_share: float  # neurons that never fired
     saturated_share: float  # of neurons and images: fired at every step
 
@@ -132,18 +142,41 @@ class Evaluation:
 
 
 @dataclass
+class _ErrorSums:
+    """What the error of a layer is made of, summed over images and neurons."""
+
+    norms: Tensor | None = None  # of x − s̄ and its parts, squared
+    moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
+    values: int = 0
+
+    def add(self, x: Tensor, s: Tensor, reached: Sequence[Tensor]) -> None:
+        """reached: the way from x to s̄."""
+        differences = [x - s, *(a - b for a, b in itertools.pairwise(reached))]
+        self.norms = _plus(self.norms, torch.stack([d.square().sum(dtype=torch.float64) for d in differences]))
+        moments = (x, s, x * x, s * s, x * s)
+        self.moments = _plus(self.moments, torch.stack([m.sum(dtype=torch.float64) for m in moments]))
+        self.values += x.numel()
+
+    def result(self, steps: int) -> LayerError:
+        assert self.norms is not None and self.moments is not None
+        power = float(self.moments[2])
+        error, *parts = [float(n) / power if power else float(n > 0) for n in self.norms]
+        return LayerError(steps, error, ErrorParts(*parts), _correlation(self.moments / self.values))
+
+
+@dataclass
 class _LayerSums:
     """Sums over images; of single neurons, (C, ...), or of all."""
 
     rates: Tensor | None = None  # (C,)
     by_step: list[Tensor] = field(default_factory=list)  # spikes, (t,), t steps after t steps
-    steps: int = 0  # of the images in hand that have been seen
-    wrong: dict[int, Tensor] = field(default_factory=dict)  # ‖x − s̄‖², by the number of steps that s̄ is the mean of
     saturated: float = 0.0
-    norms: Tensor | None = None  # of x − s̄ and its parts, squared
-    moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
-    mean: Tensor | None = None  # s̄ of the images in hand, (B, C, ...)
-    target: Tensor | None = None  # x of the images in hand
+    errors: _ErrorSums = field(default_factory=lambda: _ErrorSums())
+    profile: dict[int, _ErrorSums] = field(default_factory=dict)  # by steps, of some images
+    steps: int = 0  # of the images in hand that have been seen
+    total: Tensor | None = None  # of their spikes so far, (B, C, ...)
+    means: dict[int, Tensor] = field(default_factory=dict)  # their s̄ after so many steps, (B, C, ...)
+    target: Tensor | None = None  # their x
     fired: Tensor | None = None  # ever, (C, ...)
 
 
@@ -161,6 +194,9 @@ class _Sums:
     confidence: Tensor | None = None  # of SNN and ANN
     confusion: Counter[tuple[int, int]] = field(default_factory=Counter)
     layers: dict[str, _LayerSums] = field(default_factory=dict)
+
+
+PROFILED = 256  # images of which errors are followed over time: each of those times costs as much as an ANN pass
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:
@@ -200,7 +236,7 @@ def evaluate(snn: Net, loader: Iterable[Any], *, metric: Metric | None = None, p
             raise DataError("some batches have labels and some have none")
         sums.labelled = labels is not None
         images = fit_inputs(snn.graph, inputs)
-        size = snn.chunk_size(len(images[0]))
+        size = snn.chunk_size(len(images[0]), beside=_bytes_kept(snn))
         for start in range(0, len(images[0]), size):
             part = slice(start, start + size)
             chunk, wanted = tuple(x[part] for x in images), tree_map(partial(_some, part), labels)
@@ -246,6 +282,11 @@ def gives_class_scores(graph: Graph) -> bool:
     return len(graph.outputs) == 1 and len(graph.outputs[0].shape) == 1 and graph.outputs[0].shape[0] > 1
 
 
+def _bytes_kept(snn: SpikingNetwork) -> int:
+    """Of one image: activations of all layers, and their mean spikes after several steps."""
+    return sum(prod(n.shape) for n in snn.graph.neurons) * (len(checkpoints(snn.T)) + 2) * snn.graph.dtype.itemsize
+
+
 def _some(part: slice, value: Any) -> Any:
     return value[part] if isinstance(value, Tensor) else value
 
@@ -267,7 +308,11 @@ def _run(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...]) -> tuple[
     z = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))
     ys = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))
     sums.ledger.begin(len(images[0]))
-    run_steps(_mean_program(snn, sums), images, 1, {}, None, None)
+    for steps in _followed(sums, snn.T):
+        run_steps(_mean_program(snn, sums, steps), images, 1, {}, None, None)
+    for layer in sums.layers.values():
+        layer.steps, layer.total, layer.target = 0, None, None
+        layer.means.clear()
     sums.images += len(images[0])
     return ys, z
 
@@ -308,21 +353,16 @@ def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> N
     by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
     layer.rates = _plus(layer.rates, by_channel * share)
     layer.by_step.append(spikes_by_step(value))
-    _add_errors(layer, value, snn.T)
-    layer.mean = _plus(layer.mean, mean * share)
+    for steps in _followed(sums, snn.T):
+        if layer.steps < steps <= layer.steps + value.steps:
+            layer.means[steps] = _plus(layer.total, _first_steps(value, steps - layer.steps)) / steps
+    layer.total = _plus(layer.total, mean * value.steps)
     layer.steps += value.steps
 
 
-def _add_errors(layer: _LayerSums, value: Value, T: int) -> None:
-    """The error after some numbers of steps that end within this part of the train."""
-    assert layer.target is not None
-    for step in checkpoints(T):
-        if layer.steps < step <= layer.steps + value.steps:
-            fired = _first_steps(value, step - layer.steps) / step  # (B, C, ...)
-            if layer.mean is not None:
-                fired = fired + layer.mean * (T / step)
-            wrong = (layer.target - fired).square().sum(dtype=torch.float64)
-            layer.wrong[step] = _plus(layer.wrong.get(step), wrong)
+def _followed(sums: _Sums, T: int) -> list[int]:
+    """After how many steps the images in hand are looked at."""
+    return checkpoints(T) if sums.images < PROFILED else [T]
 
 
 def checkpoints(T: int) -> list[int]:
@@ -342,33 +382,34 @@ def _keep_target(sums: _Sums, node: Node, value: Value) -> None:
         sums.layers[node.name].target = value.data
 
 
-def _mean_program(snn: SpikingNetwork, sums: _Sums) -> list[Instruction]:
-    """The network on means over time, with what the neurons really fired: averaging commutes with all between them."""
-    return [replace(step, run=partial(_run_on_means, snn, sums, step)) for step in ann_program(snn.graph)]
+def _mean_program(snn: SpikingNetwork, sums: _Sums, steps: int) -> list[Instruction]:
+    """The network on means over its first steps, with what neurons really fired: averaging commutes with the rest."""
+    return [replace(step, run=partial(_run_on_means, snn, sums, steps, step)) for step in ann_program(snn.graph)]
 
 
 def _run_on_means(
-    snn: SpikingNetwork, sums: _Sums, step: Instruction, inputs: Sequence[Value], steps: int, state: State
+    snn: SpikingNetwork, sums: _Sums, until: int, step: Instruction, inputs: Sequence[Value], steps: int, state: State
 ) -> Value:
     if isinstance(step.node.op, Activation):
-        return _account(snn, step.node, sums.layers[step.node.name], inputs[0].data)
-    sums.ledger.note(step.node, [value.data for value in inputs])
+        layer, profiled = sums.layers[step.node.name], sums.images < PROFILED
+        return _account(snn, step.node, layer, until, inputs[0].data, profiled)
+    if until == snn.T:
+        sums.ledger.note(step.node, [value.data for value in inputs])
     return step.run(inputs, steps, state)
 
 
-def _account(snn: SpikingNetwork, node: Node, layer: _LayerSums, arriving: Tensor) -> Value:
+def _account(snn: SpikingNetwork, node: Node, layer: _LayerSums, steps: int, arriving: Tensor, profiled: bool) -> Value:
     """Take stock of one layer, given the mean current that arrives there; and go on with its mean spikes."""
-    site, x, s = snn.sites[node.name], layer.target, layer.mean
-    assert isinstance(site, Neurons) and x is not None and s is not None
-    reached = error_steps(arriving, x, s, snn.T, site, partial(node.op.run, snn.graph.tensors))
-    differences = [x - s, *(a - b for a, b in itertools.pairwise(reached))]
-    layer.norms = _plus(layer.norms, torch.stack([d.square().sum(dtype=torch.float64) for d in differences]))
-    moments = (x, s, x * x, s * s, x * s)
-    layer.moments = _plus(layer.moments, torch.stack([m.sum(dtype=torch.float64) for m in moments]))
-    layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
-    fired = (s > 0).any(0)
-    layer.fired = fired if layer.fired is None else layer.fired | fired
-    layer.mean, layer.target, layer.steps = None, None, 0
+    site, x, s = snn.sites[node.name], layer.target, layer.means[steps]
+    assert isinstance(site, Neurons) and x is not None
+    reached = error_steps(arriving, x, s, steps, site, partial(node.op.run, snn.graph.tensors))
+    if profiled:
+        layer.profile.setdefault(steps, _ErrorSums()).add(x, s, reached)
+    if steps == snn.T:
+        layer.errors.add(x, s, reached)
+        layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
+        fired = (s > 0).any(0)
+        layer.fired = fired if layer.fired is None else layer.fired | fired
     return Value(s)
 
 
@@ -377,12 +418,12 @@ def error_steps(
 ) -> list[Tensor]:
     """From the ANN's x to the mean spikes s̄ of a layer, each (B, C, ...): x, x', x' clipped, in whole spikes, s̄.
 
-    Of the constant current that neurons have of their own, up to θ/2T makes good for the floor, and the rest belongs
-    to what arrives.
+    Currents and spikes are means over the first T steps. Of the constant current that neurons have of their own, up to
+    θ/2T makes good for the floor, and the rest belongs to what arrives.
     """
     own = site.bias + site.v0 / T
     if site.temporal is not None:
-        own = own + mean_over_time(site.temporal)
+        own = own + mean_over_time(site.temporal[:T])
     floor = torch.minimum(own.clamp(min=0), site.threshold / (2 * T))
     seen = activation(arriving + own - floor)
     whole = clip_floor(arriving + own, T, site.threshold)
@@ -444,11 +485,8 @@ def _neurons_behind(graph: Graph, name: str) -> set[str]:
 
 def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: int) -> LayerResult:
     site, neurons = snn.sites[node.name], prod(node.shape)
-    assert isinstance(site, Neurons) and layer.fired is not None and layer.norms is not None
-    assert layer.rates is not None and layer.moments is not None
-    power = float(layer.moments[2])
-    error, *parts = [float(n) / power if power else float(n > 0) for n in layer.norms]
-    rates, known = layer.rates / images, snn.statistics.get(node.name)
+    assert isinstance(site, Neurons) and layer.fired is not None and layer.rates is not None
+    rates, known, errors = layer.rates / images, snn.statistics.get(node.name), layer.errors.result(snn.T)
     by_step = torch.cat(layer.by_step).reshape(-1, snn.T).sum(0) / (images * max(1, neurons))
     return LayerResult(
         name=node.name,
@@ -460,11 +498,11 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         rates_over_time=by_step.tolist(),
         calibration_rate=known.firing_rate if known else None,
         channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
-        error=error,
+        error=errors.error,
         calibration_error=known.error if known else None,
-        error_over_time=[[step, float(w) / power if power else float(w > 0)] for step, w in layer.wrong.items()],
-        parts=ErrorParts(*parts),
-        correlation=_correlation(layer.moments / (images * neurons)),
+        parts=errors.parts,
+        correlation=errors.correlation,
+        error_over_time=[found.result(steps) for steps, found in sorted(layer.profile.items())],
         dead_share=1 - float(layer.fired.float().mean()),
         saturated_share=layer.saturated / (images * neurons),
     )

@@ -140,9 +140,9 @@ class SpikingNetwork:
         total = [sum(parts) for parts in zip(*([y.sum(0) for y in ys] for ys in self.simulate(inputs)), strict=True)]
         return [y / self.T for y in total]
 
-    def chunk_size(self, images: int, T: int | None = None) -> int:
-        """How many images to simulate at once."""
-        return chunk_of_images(self.graph, T or self.T, budget(self.memory), images, cache=self._cache)
+    def chunk_size(self, images: int, T: int | None = None, beside: int = 0) -> int:
+        """How many images to simulate at once, where each needs some bytes beside."""
+        return chunk_of_images(self.graph, T or self.T, budget(self.memory), images, beside=beside, cache=self._cache)
 
     @property
     def _cache(self) -> int:

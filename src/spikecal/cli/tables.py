@@ -308,9 +308,10 @@ def demo_tables(result: DemoResult) -> Iterator[RenderableType]:
 def next_commands(result: DemoResult) -> list[str]:
     """Commands that work as they stand."""
     net = quote(str(result.network))
-    mine = quote(str(result.network.with_name("mine.spk")))
+    mine, page = (quote(str(result.network.with_name(name))) for name in ("mine.spk", "report.html"))
     return [
         f"spikecal evaluate {net} --data digits --split test",
+        f"spikecal report {net} --data digits --split test -o {page}",
         f"spikecal inspect {net}",
         f"spikecal convert spikecal.models:digits_net --data digits --split train -T 4 -o {mine}",
     ]

@@ -81,6 +81,11 @@ function oneLayer() {
   draw("response", [curve(inputs, "ANN: ReLU", "ann"), curve(stairs, "neurons: clipped, in whole spikes", "snn")], {
     xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
   });
+  const after = layer.error_over_time, follow = (name, of, more) => ({ x: after.map((e) => e.steps), y: after.map(of), name, mode: "lines+markers", ...more });
+  draw("growth", [follow("error", (e) => e.error, { line: { color: color("ink"), width: 3 } }), ...PARTS.map((part) => follow(part, (e) => e.parts[part], { line: { color: color(part) } })),
+    follow("1 − correlation", (e) => 1 - e.correlation, { line: { color: color("soft"), dash: "dot" } })], {
+    xaxis: { title: { text: "after so many steps of the layer" }, type: "log", tickvals: after.map((e) => e.steps) }, yaxis: { title: { text: "error" }, rangemode: "tozero" },
+  });
   const [steps, rows] = layer.raster[image];
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "square", size: 4, color: color("snn") } }], {
     xaxis: { title: { text: "step" }, showgrid: false, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
@@ -97,7 +102,8 @@ function confusion() {
   const wrong = data.confusion.filter(([label, answer]) => label !== answer);
   const marker = { symbol: "square", size: wrong.map(([, , n]) => 4 + 2 * Math.min(n, 8)), color: color("bad") };
   const text = wrong.map(([label, answer, n]) => plain(`${nameOf(label)} taken for ${nameOf(answer)}: ${n}`));
-  const axis = (title, ...range) => ({ title: { text: title }, range });
+  const classes = data.classes > 24 ? {} : { tickvals: [...Array(data.classes).keys()], ticktext: [...Array(data.classes).keys()].map((i) => plain(data.class_names[i] ?? String(i))) };
+  const axis = (title, ...range) => ({ title: { text: title, standoff: 8 }, range, automargin: true, ...classes });
   draw("confusion", [{ x: wrong.map((w) => w[1]), y: wrong.map((w) => w[0]), mode: "markers", marker, text, hoverinfo: "text" }], {
     xaxis: axis("answer", -0.5, data.classes - 0.5), yaxis: axis("label", data.classes - 0.5, -0.5),
   });
