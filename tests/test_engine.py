@@ -19,6 +19,7 @@ from spikecal import native
 from spikecal.bench import bench
 from spikecal.engine import lowered
 from spikecal.functional import integrate_and_fire
+from spikecal.kernels import scan_floats
 from spikecal.simulation import count_work
 from spikecal.values import PackedSpikes
 
@@ -145,6 +146,48 @@ def test_neurons_equal_the_scan(delay: int) -> None:
     native.run(layer)
     assert torch.equal(native.unpack(buffers["fired"], torch.ones(C)), (spikes > 0).float())
     assert torch.equal(buffers["v"][..., :C], v)
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize("shape", [(3, 5, 6, 7), (2, 4), (1, 33, 1, 1), (4,), (2, 40, 30, 9)])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "constant", "transposed", "sliced"])
+def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], layout: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    current = torch.randn(6, *shape, generator=generator)
+    if layout == "channels last" and len(shape) == 4:
+        current = current.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (6, -1))
+    if layout == "constant":
+        current = current[:1].expand(6, *shape)
+    if layout == "transposed" and len(shape) > 1:
+        current = current.mT.contiguous().mT
+    if layout == "sliced":
+        current = torch.stack([current, current], -1)[..., 0]
+    parameters = (1, shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else (1,)
+    bias, v0 = torch.randn(parameters, generator=generator), torch.randn(parameters, generator=generator)
+    threshold = torch.rand(parameters, generator=generator) + 0.1
+    found = scan_floats(current, bias, threshold, v0)
+    if layout == "sliced":
+        assert found is None  # its steps are not dense in memory
+        return
+    assert found is not None
+    spikes, v = integrate_and_fire(current + bias, threshold, v0)
+    assert torch.equal(found[0], spikes)
+    assert torch.equal(found[1], v)
+    halves = scan_floats(current[:2], bias, threshold, v0)
+    assert halves is not None
+    rest = scan_floats(current[2:], bias, threshold, halves[1])
+    assert rest is not None
+    assert torch.equal(torch.cat([halves[0], rest[0]]), spikes)
+
+
+def test_neurons_on_floats_are_the_same_on_any_number_of_threads() -> None:
+    current, one = torch.randn(5, 3, 8, 33, 31), torch.ones(1)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found.append(scan_floats(current, 0 * one, one, 0 * one))
+    torch.set_num_threads(before)
+    assert all(f is not None and torch.equal(f[0], found[0][0]) and torch.equal(f[1], found[0][1]) for f in found)  # type: ignore[index]
 
 
 def test_spikes_survive_packing() -> None:

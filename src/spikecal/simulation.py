@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
-from .kernels import can_scan, convolve, scan
+from .kernels import can_scan, convolve, scan, scan_floats
 from .ops import (
     Activation,
     Concat,
@@ -246,9 +246,16 @@ def snn_program(graph: Graph, sites: Mapping[str, Site]) -> list[Instruction]:
 
 def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, state: State) -> Value:
     assert isinstance(neurons, Neurons)
-    current = site_current(inputs[0], neurons.bias, steps)
-    spikes, state[node.name] = fire(current, neurons, state.get(node.name))
-    return spikes
+    v, arriving = state.get(node.name), inputs[0]
+    if not neurons.needs_all_steps:
+        current = arriving.data.expand(steps, *arriving.data.shape) if arriving.constant else arriving.data
+        found = scan_floats(current, neurons.bias, neurons.threshold, neurons.v0 if v is None else v)
+        if found is not None:
+            note_work(neurons=steps * arriving.images)
+            spikes, state[node.name] = found
+            return Value(spikes, constant=False, height=neurons.threshold)
+    value, state[node.name] = fire(site_current(arriving, neurons.bias, steps), neurons, v)
+    return value
 
 
 def run_ann(graph: Graph, inputs: Sequence[Tensor], tap: Tap | None = None) -> list[Tensor]:

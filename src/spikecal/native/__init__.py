@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INTERFACE = 2
+INTERFACE = 3
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -89,6 +89,8 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
+    lib.spikecal_scan.argtypes = (c_void_p, c_size_t, c_int, c_size_t, *(c_void_p,) * 4, c_int)
+    lib.spikecal_scan.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
     lib.spikecal_run.argtypes = (POINTER(Layer),)
@@ -138,6 +140,23 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
         torch.get_num_threads(),
     )
     return counts
+
+
+def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
+    """Neurons that get this current (t, ...) and this bias at every step: their spikes, (t, ...); v is updated.
+
+    One step of all is dense in memory, and laid out alike.
+    """
+    spikes = torch.empty_strided(current.shape, (v.numel(), *v.stride()))
+    library().spikecal_scan(
+        current.data_ptr(),
+        current.stride(0),
+        len(current),
+        v.numel(),
+        *(x.data_ptr() for x in (bias, threshold, v, spikes)),
+        torch.get_num_threads(),
+    )
+    return spikes
 
 
 def pack_spikes(dense: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 2; }
+EXPORT int spikecal_interface() { return 3; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -102,6 +102,16 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
   const size_t size = words(channels);
   share_pixels(pixels, threads, [&](size_t from, size_t to) {
     kernels->count(spikes + from * size, T, pixels * size, to - from, channels, height, counts + from * channels);
+  });
+}
+
+// Neurons whose currents and spikes are floats in any layout: v += current[t] + bias; fire; `stride` floats a step.
+EXPORT void spikecal_scan(const float* current, size_t stride, int T, size_t neurons, const float* bias,
+                          const float* threshold, float* v, float* spikes, int threads) {
+  constexpr size_t some = 2048;  // their potentials, biases and thresholds stay in the nearest cache
+  share((int)((neurons + some - 1) / some), threads, [&](int part) {
+    const size_t from = part * some, count = std::min(some, neurons - from);
+    kernels->scan(current + from, stride, T, count, bias + from, threshold + from, v + from, spikes + from, neurons);
   });
 }
 

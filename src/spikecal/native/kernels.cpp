@@ -180,6 +180,25 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
   }
 }
 
+// T steps of some neurons whose currents and spikes are floats, `stride` and `out_stride` of them from step to step.
+static void scan(const float* current, size_t stride, int T, size_t neurons, const float* bias, const float* threshold,
+                 float* v, float* spikes, size_t out_stride) {
+  for (int t = 0; t < T; ++t, current += stride, spikes += out_stride) {
+    size_t i = 0;
+    for (; i + LANES <= neurons; i += LANES) {
+      const Vec height = load(threshold + i);
+      Vec potential = load(v + i) + (load(current + i) + load(bias + i));
+      store(spikes + i, keep(height, fire(potential, height)));
+      store(v + i, potential);
+    }
+    for (; i < neurons; ++i) {
+      const float potential = v[i] + (current[i] + bias[i]);
+      spikes[i] = potential >= threshold[i] ? threshold[i] : 0.0f;
+      v[i] = potential - spikes[i];
+    }
+  }
+}
+
 // How often each neuron of some pixels fires in T steps, times the height; `stride`: words from step to step.
 static void count(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
                   float* counts) {
@@ -546,7 +565,8 @@ static void rows(const Layer& l, const Events* events, int n, int block, int fro
 #define JOIN(a, b) a##b
 #define FACTORY(name) JOIN(kernels_, name)
 const Kernels* FACTORY(NAME)() {
-  static const Kernels all = {LANES, NAME::packed_floats, NAME::pack, NAME::blocks, NAME::unpack, NAME::count, NAME::list, NAME::rows};
+  static const Kernels all = {LANES, NAME::packed_floats, NAME::pack, NAME::blocks, NAME::unpack, NAME::count,
+                              NAME::scan, NAME::list, NAME::rows};
   return &all;
 }
 
