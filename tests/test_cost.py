@@ -15,7 +15,8 @@ from spikecal.capture import capture
 from spikecal.graph import Graph
 from spikecal.preparation import prepare
 from spikecal.replay import Replay, initial_site
-from spikecal.simulation import count_work, run_snn, snn_program
+from spikecal.simulation import run_snn, snn_program
+from spikecal.work import count_work
 
 WIDTH, T = 6, 16
 

@@ -18,10 +18,11 @@ from helpers import converted, inputs, spike_trains, twin_of
 from spikecal import native
 from spikecal.bench import bench
 from spikecal.engine import lowered
-from spikecal.functional import integrate_and_fire
-from spikecal.kernels import scan_floats
-from spikecal.simulation import count_work
+from spikecal.functional import increments, integrate_and_fire
+from spikecal.kernels import pool_spikes, scan_floats
+from spikecal.ops import AdaptiveMaxPool, MaxPool
 from spikecal.values import PackedSpikes
+from spikecal.work import count_work
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not compiled")
 NETS = [*zoo.ZOO, *zoo.MAXPOOL]
@@ -188,6 +189,54 @@ def test_neurons_on_floats_are_the_same_on_any_number_of_threads() -> None:
         found.append(scan_floats(current, 0 * one, one, 0 * one))
     torch.set_num_threads(before)
     assert all(f is not None and torch.equal(f[0], found[0][0]) and torch.equal(f[1], found[0][1]) for f in found)  # type: ignore[index]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_max_pooling_of_bits_is_that_of_torch(data: st.DataObject) -> None:
+    small = st.integers(1, 3)
+    dims = data.draw(st.sampled_from([1, 2]))
+    sizes = data.draw(st.lists(st.integers(5, 9), min_size=dims, max_size=dims))
+    channels, T, N = data.draw(st.sampled_from([1, 7, 64, 70])), 7, 2
+    if data.draw(st.booleans()):
+        op: MaxPool | AdaptiveMaxPool = AdaptiveMaxPool(tuple(data.draw(st.integers(1, 5)) for _ in range(dims)))
+    else:
+        kernel, stride, dilation = (tuple(data.draw(small) for _ in range(dims)) for _ in range(3))
+        padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
+        if any((k - 1) * d + 1 > n for k, d, n in zip(kernel, dilation, sizes, strict=True)):
+            return
+        op = MaxPool(kernel, stride, padding, dilation, data.draw(st.booleans()))
+    torch.manual_seed(data.draw(st.integers(0, 5)))
+    rate, height = data.draw(st.sampled_from([0.05, 0.5, 1.0])), torch.rand(channels) + 0.5
+    spikes = (torch.rand(T, N, channels, *sizes) < rate).float()
+    wanted, _ = increments(lambda total: op.run({}, total), spikes)  # (T, N, C, ...)
+    images = spikes.unsqueeze(3) if dims == 1 else spikes
+    bits = native.pack_spikes(images.permute(0, 1, 3, 4, 2))
+    shape = tuple(wanted.shape[2:])
+    found, past = [], None
+    for part in (slice(0, 3), slice(3, T)):  # the counts are carried on
+        some = PackedSpikes(bits[part], height, (channels, *sizes))
+        pooled, past = pool_spikes(op, some, shape, past)
+        found.append(pooled.data)
+    heights = height.reshape(-1, *(1,) * dims)
+    assert torch.equal(torch.cat(found), wanted * heights)
+
+
+def test_max_pooling_stays_in_bits() -> None:
+    torch.manual_seed(0)
+    first = (nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    model = nn.Sequential(*first, nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    x = torch.randn(4, 3, 12, 12)
+    model(x)
+    snn = sc.convert(model.eval(), x, 6)
+    snn.engine = "event"
+    snn(x)
+    with count_work() as work:
+        snn(x)
+    constant, last, scores = 4 * 32 * 12 * 12 * 4, 6 * 4 * 32 * 4 * 4 * 4, 6 * 4 * 5 * 4
+    bits = 6 * 4 * 8 * (12 * 12 + 6 * 6 + 4 * 4)  # one word for up to 64 channels: neurons, pool, neurons
+    moved = 2 * last  # floats for the linear layer, and what is flattened of them
+    assert work.bytes <= constant + bits + moved + 2 * scores
 
 
 def test_spikes_survive_packing() -> None:

@@ -19,6 +19,7 @@ PACKAGE = Path(spikecal.__file__).parent
 ORDER = [
     "errors",
     "files",
+    "work",
     "native",
     "functional",
     "progress",

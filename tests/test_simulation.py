@@ -19,8 +19,9 @@ from spikecal import simulation
 from spikecal.capture import capture
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation, Conv, Input, Linear, Output, Peak
-from spikecal.simulation import Neurons, count_work, run_ann, run_snn, snn_program
+from spikecal.simulation import Neurons, run_ann, run_snn, snn_program
 from spikecal.values import Value
+from spikecal.work import count_work
 
 STEPS: dict[str, tuple[Any, ...]] = {
     "thresholds only": (),

@@ -20,8 +20,9 @@ from .errors import CalibrationError
 from .graph import Graph, Node
 from .kernels import choose, conv_form, padded_bias, padded_threshold, two
 from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Pad, Reshape
-from .simulation import Instruction, Neurons, Site, State, note_work, snn_program
+from .simulation import Instruction, Neurons, Site, State, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
+from .work import note_work
 
 ENGINES = ("auto", "dense", "event")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .ops import Conv, Linear, Tensors
+from .ops import AdaptiveMaxPool, Conv, Linear, MaxPool, Tensors
 from .values import PackedSpikes, channels_last, image_shape, is_image
 
 
@@ -99,6 +99,41 @@ def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequen
     layer.currents, layer.threads = current.data_ptr(), torch.get_num_threads()
     native.run(layer)
     return current[..., :channels].permute(0, 1, 4, 2, 3).reshape(steps, images, *shape)
+
+
+PoolState = tuple[Tensor, Tensor]  # spikes so far: of every neuron, and of the busiest one of each window
+
+
+def pool_spikes(
+    op: MaxPool | AdaptiveMaxPool, x: PackedSpikes, shape: tuple[int, ...], past: PoolState | None
+) -> tuple[PackedSpikes, PoolState]:
+    """Max-pooling over time: an output fires when the busiest neuron of its window gets one spike ahead."""
+    channels, *size = image_shape(x.shape)
+    _, *space = image_shape(shape)
+    if past is None:
+        zeros = [torch.zeros(x.images, *s, channels, dtype=torch.int32) for s in (size, space)]
+        past = (zeros[0], zeros[1])
+    axes = range(2 - len(shape[1:]), 2)  # of the pool, among height and width
+    windows = [
+        _outputs_of(op, axis - axes[0], n, m) if axis in axes else [[0]]
+        for axis, (n, m) in enumerate(zip(size, space, strict=True))
+    ]
+    fired = native.pool(x.bits.contiguous(), *past, *windows)
+    return PackedSpikes(fired, x.channel_height, shape, x.rate), past
+
+
+def _outputs_of(op: MaxPool | AdaptiveMaxPool, axis: int, inputs: int, outputs: int) -> list[list[int]]:
+    """For every place along an axis the outputs whose windows hold it."""
+    found: list[list[int]] = [[] for _ in range(inputs)]
+    for o in range(outputs):
+        if isinstance(op, AdaptiveMaxPool):
+            window = range(o * inputs // outputs, -(-(o + 1) * inputs // outputs))
+        else:
+            first, hop = o * op.stride[axis] - op.padding[axis], op.dilation[axis]
+            window = range(first, first + op.kernel[axis] * hop, hop)
+        for i in (i for i in window if 0 <= i < inputs):
+            found[i].append(o)
+    return found
 
 
 def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,14 +16,16 @@ from torch import Tensor
 
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
-from .kernels import can_scan, convolve, scan, scan_floats
+from .kernels import can_scan, convolve, pool_spikes, scan, scan_floats
 from .ops import (
     Activation,
+    AdaptiveMaxPool,
     Concat,
     Conv,
     Input,
     Linear,
     Max,
+    MaxPool,
     Op,
     Output,
     Pad,
@@ -37,7 +37,8 @@ from .ops import (
     Upsample,
 )
 from .segments import Segment
-from .values import PackedSpikes, Value
+from .values import PackedSpikes, Value, is_image
+from .work import note_work
 
 
 @dataclass(frozen=True)
@@ -94,38 +95,6 @@ def _tensors(site: Site) -> dict[str, Tensor]:
     return {key: t for key, t in vars(site).items() if isinstance(t, Tensor)}
 
 
-@dataclass
-class Work:
-    """What was computed, for tests of cost: images × steps for every node that was run over time."""
-
-    node_steps: int = 0
-    neuron_steps: int = 0
-    events: int = 0  # active inputs that the native kernels went through
-
-
-_work: ContextVar[Work | None] = ContextVar("work", default=None)
-
-
-@contextmanager
-def count_work() -> Iterator[Work]:
-    """Count what is simulated inside the block."""
-    token = _work.set(Work())
-    try:
-        work = _work.get()
-        assert work is not None
-        yield work
-    finally:
-        _work.reset(token)
-
-
-def note_work(nodes: int = 0, neurons: int = 0, events: int = 0) -> None:
-    """Add to the count, if anybody counts."""
-    if (work := _work.get()) is not None:
-        work.node_steps += nodes
-        work.neuron_steps += neurons
-        work.events += events
-
-
 State = dict[str, Any]  # what a run carries from step to step, by node
 
 
@@ -166,12 +135,15 @@ def height_behind(op: Op, heights: Sequence[Tensor]) -> Tensor:
 
 def _peak(node: Node, x: Value, state: State) -> Value:
     """A maximum over time; of spikes it is counted in spikes, so that it is exactly one or none."""
+    if isinstance(x, PackedSpikes) and isinstance(node.op, MaxPool | AdaptiveMaxPool) and is_image(node.shape):
+        spikes, state[node.name] = pool_spikes(node.op, x, node.shape, state.get(node.name))
+        return spikes
     height = None if x.height is None else height_of_channels(node.op, x.height.expand(x.data.shape[2:]))
     if height is None:
         y, state[node.name] = increments(lambda total: node.op.run({}, total), x.data, state.get(node.name))
         return Value(y, constant=False)
-    spikes = (x.data != 0).to(x.data.dtype)
-    y, state[node.name] = increments(lambda total: node.op.run({}, total), spikes, state.get(node.name))
+    ones = (x.data != 0).to(x.data.dtype)
+    y, state[node.name] = increments(lambda total: node.op.run({}, total), ones, state.get(node.name))
     height = height.reshape(-1, *(1,) * (len(node.shape) - 1))
     return Value(y * height, constant=False, height=height)
 
@@ -214,6 +186,7 @@ def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], ste
     found = dict(values)
     for node in segment.nodes:
         found[node.name] = run_node(graph, node, [found[i] for i in node.inputs], steps, {})
+        note_work(bytes=found[node.name].nbytes)
     return found
 
 
@@ -303,6 +276,7 @@ def run_steps(
             values[name] = Value(next(images))
         elif name not in values:
             values[name] = step.run([values[i] for i in step.reads], steps, state)
+            note_work(bytes=values[name].nbytes)
         value = values[name]
         if tap is not None and step.node.is_site:
             tap(step.node, value)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import native
 from .functional import mean_over_time
+from .work import note_work
 
 USUAL_RATE = 0.1  # spikes per neuron and step, where nobody has measured it
 
@@ -38,6 +39,11 @@ class Value:
             return self.data.expand(steps, *self.data.shape).flatten(0, 1)
         return self.data.flatten(0, 1)
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.data.nbytes
+
     def mean(self) -> Tensor:
         """Mean over the steps, (B, ...)."""
         return self.data if self.constant else mean_over_time(self.data)
@@ -63,9 +69,14 @@ class PackedSpikes(Value):
     def steps(self) -> int:
         return len(self.bits)
 
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes
+
     @cached_property
     def data(self) -> Tensor:
         dense = native.unpack(self.bits, self.channel_height)  # (t, B, H, W, C)
+        note_work(bytes=dense.nbytes)
         return dense.permute(0, 1, 4, 2, 3).reshape(*dense.shape[:2], *self.shape)
 
     def mean(self) -> Tensor:

@@ -7,6 +7,7 @@ gives None, with one note, and everything runs on torch alone.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import warnings
 from ctypes import POINTER, Structure, c_int, c_int32, c_int64, c_size_t, c_void_p
@@ -17,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INTERFACE = 3
+from ..work import note_work
+
+INTERFACE = 4
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -60,6 +63,15 @@ class Layer(Structure):
     )
 
 
+class Pool(Structure):
+    """`struct Pool` of layer.h."""
+
+    _fields_ = (
+        *((n, c_void_p) for n in ("spikes", "fired", "counts", "most", "rows", "row_start", "columns", "column_start")),
+        *((n, c_int32) for n in ("T", "N", "channels", "in_h", "in_w", "out_h", "out_w", "threads")),
+    )
+
+
 class NativeNote(UserWarning):
     """The native kernels are not there; torch does their work."""
 
@@ -93,6 +105,8 @@ def library() -> Any:
     lib.spikecal_scan.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
+    lib.spikecal_pool.argtypes = (POINTER(Pool),)
+    lib.spikecal_pool.restype = None
     lib.spikecal_run.argtypes = (POINTER(Layer),)
     lib.spikecal_run.restype = c_int64
     return lib
@@ -120,6 +134,7 @@ def unpack(bits: Tensor, height: Tensor) -> Tensor:
     """(..., words) -> (..., C) floats, 0 or the height (C,) of the channel."""
     dense = torch.empty(*bits.shape[:-1], len(height))
     pixels = bits.numel() // bits.shape[-1]
+    note_work(calls=1)
     library().spikecal_unpack(
         bits.data_ptr(), pixels, len(height), height.data_ptr(), dense.data_ptr(), torch.get_num_threads()
     )
@@ -130,6 +145,7 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
     """(T, ..., words) -> (..., C): how often each neuron fires, times the height (C,) of its channel."""
     counts = torch.empty(*bits.shape[1:-1], len(height))
     pixels = counts.numel() // len(height)
+    note_work(calls=1)
     library().spikecal_count(
         bits.data_ptr(),
         len(bits),
@@ -148,6 +164,7 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
     One step of all is dense in memory, and laid out alike.
     """
     spikes = torch.empty_strided(current.shape, (v.numel(), *v.stride()))
+    note_work(calls=1)
     library().spikecal_scan(
         current.data_ptr(),
         current.stride(0),
@@ -164,12 +181,41 @@ def pack_spikes(dense: Tensor) -> Tensor:
     dense = dense.contiguous()
     channels = dense.shape[-1]
     bits = torch.empty(*dense.shape[:-1], words(channels), dtype=torch.int64)
+    note_work(calls=1)
     library().spikecal_pack_spikes(dense.data_ptr(), dense.numel() // channels, channels, bits.data_ptr())
     return bits
 
 
+def pool(
+    bits: Tensor,
+    counts: Tensor,
+    most: Tensor,
+    rows: list[list[int]],
+    columns: list[list[int]],
+) -> Tensor:
+    """Max-pooling of spikes (T, N, H, W, words) -> (T, N, H', W', words).
+
+    counts: (N, H, W, C) and most: (N, H', W', C), int32, of the spikes so far; both are updated. rows, columns: for
+    every row or column of the input, those of the output whose windows hold it.
+    """
+    (T, N, in_h, in_w, size), (_, out_h, out_w, channels) = bits.shape, most.shape
+    fired = torch.zeros(T, N, out_h, out_w, size, dtype=torch.int64)
+    lists = [table for windows in (rows, columns) for table in _as_lists(windows)]
+    pointers = (x.data_ptr() for x in (bits, fired, counts, most, *lists))
+    note_work(calls=1)
+    library().spikecal_pool(Pool(*pointers, T, N, channels, in_h, in_w, out_h, out_w, torch.get_num_threads()))
+    return fired
+
+
+def _as_lists(windows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """All of them behind each other, and where each begins."""
+    starts = [0, *itertools.accumulate(len(w) for w in windows)]
+    return torch.tensor([*itertools.chain(*windows)], dtype=torch.int32), torch.tensor(starts, dtype=torch.int32)
+
+
 def run(layer: Layer) -> int:
     """Simulate one layer; returns how many events it went through."""
+    note_work(calls=1)
     events = int(library().spikecal_run(layer))
     if events < 0:
         raise MemoryError("the native kernels found no memory for their lists of events")

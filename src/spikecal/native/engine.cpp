@@ -74,7 +74,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 3; }
+EXPORT int spikecal_interface() { return 4; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -112,6 +112,34 @@ EXPORT void spikecal_scan(const float* current, size_t stride, int T, size_t neu
   share((int)((neurons + some - 1) / some), threads, [&](int part) {
     const size_t from = part * some, count = std::min(some, neurons - from);
     kernels->scan(current + from, stride, T, count, bias + from, threshold + from, v + from, spikes + from, neurons);
+  });
+}
+
+// Costs what its spikes cost.
+EXPORT void spikecal_pool(const Pool* p) {
+  const size_t size = words(p->channels);
+  share(p->N, p->threads, [&](int n) {
+    int32_t* counts = p->counts + (size_t)n * p->in_h * p->in_w * p->channels;
+    int32_t* most = p->most + (size_t)n * p->out_h * p->out_w * p->channels;
+    for (int t = 0; t < p->T; ++t) {
+      const size_t image = (size_t)t * p->N + n;
+      const uint64_t* bits = p->spikes + image * p->in_h * p->in_w * size;
+      uint64_t* fired = p->fired + image * p->out_h * p->out_w * size;
+      for (int y = 0; y < p->in_h; ++y)
+        for (int x = 0; x < p->in_w; ++x, bits += size)
+          for (size_t w = 0; w < size; ++w)
+            for (uint64_t left = bits[w]; left; left &= left - 1) {
+              const int bit = __builtin_ctzll(left), c = (int)w * 64 + bit;
+              const int32_t count = ++counts[((size_t)y * p->in_w + x) * p->channels + c];
+              for (int r = p->row_start[y]; r < p->row_start[y + 1]; ++r)
+                for (int q = p->column_start[x]; q < p->column_start[x + 1]; ++q) {
+                  const size_t pixel = (size_t)p->rows[r] * p->out_w + p->columns[q];
+                  if (count <= most[pixel * p->channels + c]) continue;
+                  most[pixel * p->channels + c] = count;
+                  fired[pixel * size + w] |= (uint64_t)1 << bit;
+                }
+            }
+    }
   });
 }
 

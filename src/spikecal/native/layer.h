@@ -49,6 +49,19 @@ struct Layer {
   int32_t delay, threads;
 };
 
+// Max-pooling of spikes: an output fires when the busiest neuron of its window gets one spike ahead.
+struct Pool {
+  const uint64_t* spikes;  // [T][N][in_h][in_w][words]
+  uint64_t* fired;         // [T][N][out_h][out_w][words], all zero
+  int32_t* counts;         // [N][in_h][in_w][channels]: spikes of each neuron so far, updated
+  int32_t* most;           // [N][out_h][out_w][channels]: of the busiest so far, updated
+  const int32_t* rows;     // outputs whose windows hold row y: rows[row_start[y]] ... rows[row_start[y + 1] - 1]
+  const int32_t* row_start;
+  const int32_t* columns;
+  const int32_t* column_start;
+  int32_t T, N, channels, in_h, in_w, out_h, out_w, threads;
+};
+
 // The active inputs of every pixel of one image at one step: entries[offsets[q]] ... entries[offsets[q + 1] - 1].
 // An entry is (channel in its group) * span + column, so that the weights of all columns of a window are found from
 // it by a shift that does not depend on the entry.
