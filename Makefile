@@ -11,7 +11,7 @@ PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 .DELETE_ON_ERROR:
 CHROMIUM := apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver
 
-.PHONY: demo test check slow browser clean help
+.PHONY: demo test check slow browser sanitize peers clean help
 
 demo: $(VENV)/demo.stamp  ## convert a small trained network and show what happened
 	$(BIN)/spikecal demo
@@ -32,12 +32,19 @@ browser: $(VENV)/dev.stamp  ## the report in a real browser, which is installed 
 	command -v chromedriver > /dev/null || timeout 300 sh -c '$(CHROMIUM)' || echo "no browser could be installed"
 	$(PYTEST) -n 0 -m browser -rs
 
+sanitize: $(VENV)/dev.stamp  ## the tests of the native kernels, under AddressSanitizer and UBSan
+	$(INSTALL) hatchling
+	$(BIN)/python scripts/sanitize.py
+
+peers: $(VENV)/dev.stamp  ## other libraries, for benchmarks/speed.py; none of them brings another torch
+	$(INSTALL) --no-deps --requirement benchmarks/peers.txt
+
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
-	@awk -F ':|## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$NF}' $(MAKEFILE_LIST)
+	@awk -F ':|## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$NF}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

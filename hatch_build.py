@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,16 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     ]
 
 
-def compile_library(compiler: str, root: Path) -> None:
-    """All objects in a folder that goes away, then the library in one move."""
+def compile_library(compiler: str, root: Path, more: Sequence[str] = ()) -> None:
+    """All objects in a folder that goes away, then the library in one move. more: flags beside our own."""
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for name, lanes, flags in INSTRUCTION_SETS:
             objects.append(f"{folder}/{name}.o")
             names = (f"-DNAME={name}", f"-DLANES={lanes}")
-            run([compiler, *FLAGS, *flags, *names, "-c", str(root / SOURCES / "kernels.cpp"), "-o", objects[-1]])
+            run([compiler, *FLAGS, *more, *flags, *names, "-c", str(root / SOURCES / "kernels.cpp"), "-o", objects[-1]])
         built = f"{folder}/{LIBRARY.name}"
-        run([compiler, *FLAGS, "-shared", "-pthread", str(root / SOURCES / "engine.cpp"), *objects, "-o", built])
+        run([compiler, *FLAGS, *more, "-shared", "-pthread", str(root / SOURCES / "engine.cpp"), *objects, "-o", built])
         shutil.move(built, root / LIBRARY)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import spikecal as sc
 import zoo
-from helpers import converted, inputs, spike_trains, twin_of
+from helpers import converted, inputs, shell, spike_trains, twin_of
 from spikecal import native
 from spikecal.bench import bench
 from spikecal.engine import lowered
@@ -60,11 +60,10 @@ def currents(spikes: Tensor, weight: Tensor, tables: bool, window: int = 1, **op
     form.groups, form.tables = o["groups"], tables
     bits = native.pack_spikes(spikes.permute(0, 1, 3, 4, 2))
     packed = native.pack_weights(form, len(weight), weight, torch.full((channels,), 1 / window**2))
-    form.spikes, form.weights = bits.data_ptr(), packed.data_ptr()
-    found = torch.full((T, N, *out.shape[3:], native.padded(len(weight))), torch.nan)
-    layer = native.Layer(ctypes.addressof(form), 1, T, N, *out.shape[3:], len(weight), currents=found.data_ptr())
-    layer.threads = 2
-    native.run(layer)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    found, _ = native.run((len(weight), *out.shape[3:]), [(form, bits, packed)], T, N)
+    torch.set_num_threads(before)
     return found[..., : len(weight)].permute(0, 1, 4, 2, 3)
 
 
@@ -138,14 +137,9 @@ def test_neurons_equal_the_scan(delay: int) -> None:
         "bias": pad(bias),
         "threshold": pad(threshold, torch.inf),
         "v": pad(v0),
-        "fired": torch.zeros(T, N, H, H, native.words(C), dtype=torch.int64),
     }
-    layer = native.Layer(T=T, N=N, out_h=H, out_w=H, out_channels=C, delay=delay, threads=1, n_convs=0)
-    layer.constant_stride = buffers["constant"][0].numel()
-    for name, buffer in buffers.items():
-        setattr(layer, name, buffer.data_ptr())
-    native.run(layer)
-    assert torch.equal(native.unpack(buffers["fired"], torch.ones(C)), (spikes > 0).float())
+    fired, _ = native.run((C, H, H), (), T, N, delay=delay, **buffers)  # type: ignore[arg-type]
+    assert torch.equal(native.unpack(fired, torch.ones(C)), (spikes > 0).float())
     assert torch.equal(buffers["v"][..., :C], v)
 
 
@@ -404,3 +398,142 @@ def test_a_calibration_on_fused_layers_is_that_of_torch(delay: int, monkeypatch:
     for name, site in native_net.sites.items():
         for key, t in site.tensors().items():
             torch.testing.assert_close(t, other.sites[name].tensors()[key], rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------ the kernels trust what they get, so it is checked
+
+
+def arguments() -> dict[str, Any]:
+    """Of `native.run`, all of them right: a 1×1 convolution of 20 channels to 3, with neurons and a shortcut."""
+    form = native.Conv(0, 0, 20, 4, 5, 1, 1, 1, 1, 4, 5, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0)
+    weights = native.pack_weights(form, 3, torch.randn(3, 20, 1, 1), torch.ones(20))
+    bits = torch.zeros(2, 1, 4, 5, 1, dtype=torch.int64)
+    floats = {"constant": (1, 4, 5, 16), "addend": (2, 1, 4, 5, 16), "bias": (2, 16), "height": (16,)}
+    given = {name: torch.zeros(shape) for name, shape in floats.items()}
+    given |= {"threshold": torch.ones(16), "v": torch.zeros(1, 4, 5, 16), "shortcut": bits.clone()}
+    return {"shape": (3, 4, 5), "convs": [(form, bits, weights)], "steps": 2, "images": 1, **given}
+
+
+def test_right_arguments_are_taken() -> None:
+    assert native.run(**arguments())[0].shape == (2, 1, 4, 5, 1)
+
+
+@pytest.mark.parametrize("name", ["constant", "addend", "bias", "height", "threshold", "v", "shortcut"])
+@pytest.mark.parametrize("wrong", ["dtype", "shape", "strides", "device"])
+def test_wrong_buffers_are_refused(name: str, wrong: str) -> None:
+    given = arguments()
+    x = given[name]
+    given[name] = {
+        "dtype": x.double(),
+        "shape": torch.cat([x, x], -1),
+        "strides": torch.stack([x, x], -1)[..., 0],
+        "device": x.to("meta"),
+    }[wrong]
+    with pytest.raises(ValueError, match=f"want {name} as"):
+        native.run(**given)
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["spikes", "weights"])
+def test_wrong_spikes_and_weights_are_refused(at: int) -> None:
+    given = arguments()
+    conv = list(given["convs"][0])
+    conv[at] = torch.cat([conv[at], conv[at]])
+    with pytest.raises(ValueError, match=f"want {('spikes', 'weights')[at - 1]} as"):
+        native.run(**{**given, "convs": [tuple(conv)]})
+
+
+@pytest.mark.parametrize(
+    "change", [{"stride_h": 0}, {"pad_w": -1}, {"groups": 3}, {"window_h": 2}, {"kernel_w": 0}, {"in_channels": -20}]
+)
+def test_impossible_convolutions_are_refused(change: dict[str, int]) -> None:
+    given = arguments()
+    ((form, *_),) = given["convs"]
+    for name, value in change.items():
+        setattr(form, name, value)
+    with pytest.raises(ValueError, match=r"cannot do|do not go into|reach beyond"):
+        native.run(**given)
+
+
+def test_half_of_what_belongs_together_is_refused() -> None:
+    for name in ("v", "height", "threshold", "shortcut"):
+        with pytest.raises(ValueError, match=r"needs the height|want"):
+            native.run(**{**arguments(), name: None})
+
+
+def test_other_kernels_refuse_wrong_buffers() -> None:
+    bits, height = torch.zeros(2, 3, 1, dtype=torch.int64), torch.ones(20)
+    counts, most = (torch.zeros(1, 2, 2, 4, dtype=torch.int32) for _ in range(2))
+    wrong: list[Callable[[], object]] = [
+        lambda: native.unpack(bits, torch.ones(70)),
+        lambda: native.unpack(bits.int(), height),
+        lambda: native.count(bits, height.double()),
+        lambda: native.pack_spikes(torch.zeros(2, 3, dtype=torch.float64)),
+        lambda: native.scan(torch.zeros(2, 3, 4), *(torch.zeros(3, 5) for _ in range(3))),
+        lambda: native.scan(torch.zeros(2, 4, 4), *(torch.zeros(4, 4).mT for _ in range(3))),
+        lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts, most, [[0], [9]], [[0], [1]]),
+        lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts.long(), most, [[0]], [[0], [1]]),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError, match=r"native kernels want|windows must be given"):
+            call()
+
+
+# ------------------------------------------------------------ no more work than there was
+
+
+@pytest.fixture(scope="module")
+def residual() -> tuple[sc.SpikingNetwork, Tensor]:
+    """conv, block with shortcut, pool, conv, linear: 32 channels, so that everything is done by kernels."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 32, 3, padding=1), conv3(32), conv3(32)
+            self.d, self.e = nn.Conv2d(32, 64, 3, 2, 1), nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).relu()
+            x = (self.c(self.b(x).relu()) + x).relu()
+            x = self.d(F.avg_pool2d(x, 2)).relu()
+            return self.e(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 16, 16)
+    return sc.convert(Net().eval(), x, 8, "light"), x
+
+
+def conv3(channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, 3, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "nodes", "calls", "bytes_per_image"),
+    [
+        ("dense", 8 * 8 + 1, 4, 1_739_392),
+        ("event", 8 * 3 + 1, 5, 118_400),  # neurons, and what makes floats of the last spikes
+        ("auto", 8 * 5 + 1, 6, 478_848),  # a strided convolution behind the pool is faster on torch
+    ],
+)
+def test_a_simulation_does_no_more_than_it_did(
+    residual: tuple[sc.SpikingNetwork, Tensor], engine: str, nodes: int, calls: int, bytes_per_image: int
+) -> None:
+    """Per image: node-steps and bytes of values; kernel calls for all of them together."""
+    snn, x = residual
+    snn.engine = engine
+    snn(x)  # packs the weights
+    with count_work() as work:
+        snn(x)
+    assert work.node_steps <= nodes * len(x)
+    assert work.neuron_steps == 8 * 4 * len(x)
+    assert work.calls <= calls * -(-len(x) // snn.chunk_size(len(x)))
+    assert work.bytes <= bytes_per_image * len(x)
+
+
+def test_a_conversion_does_no_more_than_it_did(residual: tuple[sc.SpikingNetwork, Tensor]) -> None:
+    snn, x = residual
+    with count_work() as work:
+        sc.convert(shell(snn.source), x, 8, "light", memory=10**9)
+    assert work.node_steps <= 67 * len(x)
+    assert work.neuron_steps == 2 * 8 * 4 * len(x)  # once for the error, once for what comes behind
+    assert work.calls <= 18
+    assert work.bytes <= 1_064_200 * len(x)

@@ -56,14 +56,16 @@ class BiasCalibration:
 
 @dataclass(frozen=True)
 class PotentialCalibration:
-    """v(0) ← v(0) + rate·T·e, the mean error of each neuron (Eq. 16). An output has no membrane; its bias takes e.
+    """v(0) ← v(0) + T·e, the mean error of each neuron (Eq. 16). An output has no membrane; its bias takes e.
 
-    A rate below the paper's 1 fits less to the calibration images: e has as many values as the layer has neurons.
+    rate, common: how much of e is corrected, of what differs from neuron to neuron of a channel, and of what they have
+    in common. The paper has 1; less fits less to the images, for e has as many values as the layer has neurons.
     images: how many of them e is the mean of, at most; all if it is 0.
     """
 
     rate: float = 1.0
     images: int = 0
+    common: float = 1.0
 
     def __post_init__(self) -> None:
         if self.images < 0:
@@ -72,7 +74,9 @@ class PotentialCalibration:
     def apply(self, layer: Layer) -> None:
         e = layer.mean_error(self.images)  # (C, ...)
         if isinstance(layer.site, Neurons):
-            layer.site = replace(layer.site, v0=layer.site.v0 + self.rate * layer.T * e)
+            mean = channel_mean(e.unsqueeze(0), layer.channel_axis)  # (C, 1, ...)
+            share = self.rate * e + (self.common - self.rate) * mean
+            layer.site = replace(layer.site, v0=layer.site.v0 + layer.T * share)
         else:
             layer.site = with_bias(layer.site, e)
 

@@ -42,7 +42,7 @@ class ClosedFormWeights:
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
-    ridge: float = 0.03
+    ridge: float = 0.1
     masked: bool = True
     rows: int = 65536
     fired: bool = False

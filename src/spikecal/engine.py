@@ -6,7 +6,6 @@ spikes travel between such layers as bits, and become floats only where another 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,8 +127,7 @@ class _Layer:
 
     def run(self, inputs: Sequence[Value], steps: int, state: State) -> Value:
         values = dict(zip(self.reads, inputs, strict=True))
-        channels, height, width = image_shape(self.node.shape)
-        images = inputs[0].images
+        channels, images = image_shape(self.node.shape)[0], inputs[0].images
         constant = self.bias.unsqueeze(0)  # (1, C, ...), or (B, C, ...)
         trains = []
         for name in self.others:
@@ -138,38 +136,28 @@ class _Layer:
             else:
                 trains.append(values[name].data)  # (t, B, C, ...)
         constant = channels_last(constant, self.node.shape, channels)
-        addend = channels_last(sum(trains[1:], trains[0]).flatten(0, 1), self.node.shape, channels) if trains else None
+        addend = None
+        if trains:
+            addend = channels_last(sum(trains[1:], trains[0]).flatten(0, 1), self.node.shape, channels)
+            addend = addend.unflatten(0, (steps, images))
         if self.node.name not in state:
             v0 = self.neurons.v0.expand(1, *self.node.shape)
             state[self.node.name] = channels_last(v0, self.node.shape, channels).repeat(images, 1, 1, 1)
-        fired = torch.zeros(steps, images, height, width, native.words(channels), dtype=torch.int64)
-        sources = [bits_of(values[c.source]) for c in self.convs]
-        shortcut = None if self.shortcut is None else bits_of(values[self.shortcut])
-        forms = (native.Conv * len(self.convs))()
-        for i, (conv, bits) in enumerate(zip(self.convs, sources, strict=True)):
-            forms[i] = conv.form
-            forms[i].spikes, forms[i].weights = bits.data_ptr(), conv.weights.data_ptr()
-        layer = native.Layer(
-            convs=ctypes.addressof(forms),
-            n_convs=len(forms),
-            T=steps,
-            N=images,
-            out_h=height,
-            out_w=width,
-            out_channels=channels,
-            constant=constant.data_ptr(),
-            constant_stride=0 if len(constant) == 1 else constant[0].numel(),
-            addend=None if addend is None else addend.data_ptr(),
-            shortcut=None if shortcut is None else shortcut.data_ptr(),
-            height=None if self.shortcut_height is None else self.shortcut_height.data_ptr(),
-            threshold=self.threshold.data_ptr(),
-            v=state[self.node.name].data_ptr(),
-            fired=fired.data_ptr(),
-            bias=None if self.temporal is None else self.temporal.data_ptr(),
+        fired, events = native.run(
+            image_shape(self.node.shape),
+            [(conv.form, bits_of(values[conv.source]), conv.weights) for conv in self.convs],
+            steps,
+            images,
+            constant=constant,
+            addend=addend,
+            shortcut=None if self.shortcut is None else bits_of(values[self.shortcut]),
+            height=self.shortcut_height,
+            bias=self.temporal,
+            threshold=self.threshold,
+            v=state[self.node.name],
             delay=self.neurons.delay,
-            threads=torch.get_num_threads(),
         )
-        note_work(neurons=steps * images, events=native.run(layer))
+        note_work(neurons=steps * images, events=events)
         return PackedSpikes(fired, self.threshold[:channels], self.node.shape)
 
 

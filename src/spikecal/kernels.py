@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 
@@ -88,16 +87,11 @@ def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequen
         return None
     form.tables = int(way == "tables")
     packed = native.pack_weights(form, shape[0], weight, x.channel_height)
-    form.spikes, form.weights = x.bits.data_ptr(), packed.data_ptr()
-    channels, height, width = image_shape(shape)
-    steps, images = x.bits.shape[:2]
-    current = torch.empty(steps, images, height, width, native.padded(channels))
-    layer = native.Layer(ctypes.addressof(form), 1, steps, images, height, width, channels)
+    channels, steps, images = shape[0], *x.bits.shape[:2]
+    bias = None
     if op.bias is not None:
         bias = torch.nn.functional.pad(tensors[op.bias], (0, native.padded(channels) - channels)).repeat(steps, 1)
-        layer.bias = bias.data_ptr()
-    layer.currents, layer.threads = current.data_ptr(), torch.get_num_threads()
-    native.run(layer)
+    current, _ = native.run(image_shape(shape), [(form, x.bits.contiguous(), packed)], steps, images, bias=bias)
     return current[..., :channels].permute(0, 1, 4, 2, 3).reshape(steps, images, *shape)
 
 
@@ -167,18 +161,21 @@ def scan(
 ) -> tuple[PackedSpikes, Tensor]:
     """Neurons that get this current, (t, B, ...): their spikes, and their potential afterwards, (B, H, W, C)."""
     (steps, images), shape = current.shape[:2], tuple(current.shape[2:])
-    channels, height, width = image_shape(shape)
+    channels = image_shape(shape)[0]
     addend = channels_last(current.flatten(0, 1), shape, channels)
     theta = padded_threshold(threshold, channels)
     v = channels_last(v0.expand(1, *shape), shape, channels).repeat(images, 1, 1, 1)
-    fired = torch.zeros(steps, images, height, width, native.words(channels), dtype=torch.int64)
-    layer = native.Layer(None, 0, steps, images, height, width, channels, addend=addend.data_ptr())
-    layer.threshold, layer.v, layer.fired = theta.data_ptr(), v.data_ptr(), fired.data_ptr()
-    layer.threads, layer.delay = torch.get_num_threads(), delay
-    if temporal is not None:
-        bias = padded_bias(temporal, channels)
-        layer.bias = bias.data_ptr()
-    native.run(layer)
+    fired, _ = native.run(
+        image_shape(shape),
+        (),
+        steps,
+        images,
+        addend=addend.unflatten(0, (steps, images)),
+        bias=None if temporal is None else padded_bias(temporal, channels),
+        threshold=theta,
+        v=v,
+        delay=delay,
+    )
     return PackedSpikes(fired, theta[:channels], shape), v
 
 

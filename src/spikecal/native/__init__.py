@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import os
 import warnings
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
@@ -125,6 +126,9 @@ def pack_weights(conv: Conv, out_channels: int, weight: Tensor, height: Tensor) 
     """Weights (out, in / groups, kh, kw), times the height of the spikes they meet (in,), laid out for the kernels."""
     lib = library()
     weight, height = weight.detach().contiguous(), height.detach().contiguous()
+    _check_form(conv, out_channels)
+    _check("weight", weight, (out_channels, conv.in_channels // conv.groups, conv.kernel_h, conv.kernel_w))
+    _check("height", height, (conv.in_channels,))
     packed = torch.empty(lib.spikecal_packed_floats(conv, out_channels))
     lib.spikecal_pack(conv, out_channels, weight.data_ptr(), height.data_ptr(), packed.data_ptr())
     return packed
@@ -132,6 +136,8 @@ def pack_weights(conv: Conv, out_channels: int, weight: Tensor, height: Tensor) 
 
 def unpack(bits: Tensor, height: Tensor) -> Tensor:
     """(..., words) -> (..., C) floats, 0 or the height (C,) of the channel."""
+    _check("bits", bits, (*bits.shape[:-1], words(len(height))), torch.int64)
+    _check("height", height, (len(height),))
     dense = torch.empty(*bits.shape[:-1], len(height))
     pixels = bits.numel() // bits.shape[-1]
     note_work(calls=1)
@@ -143,6 +149,8 @@ def unpack(bits: Tensor, height: Tensor) -> Tensor:
 
 def count(bits: Tensor, height: Tensor) -> Tensor:
     """(T, ..., words) -> (..., C): how often each neuron fires, times the height (C,) of its channel."""
+    _check("bits", bits, (*bits.shape[:-1], words(len(height))), torch.int64)
+    _check("height", height, (len(height),))
     counts = torch.empty(*bits.shape[1:-1], len(height))
     pixels = counts.numel() // len(height)
     note_work(calls=1)
@@ -163,6 +171,13 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
 
     One step of all is dense in memory, and laid out alike.
     """
+    for name, x in (("a step of the current", current[0]), ("bias", bias), ("threshold", threshold), ("v", v)):
+        alike = all(a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1)
+        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
+            raise ValueError(
+                f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
+                f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
+            )
     spikes = torch.empty_strided(current.shape, (v.numel(), *v.stride()))
     note_work(calls=1)
     library().spikecal_scan(
@@ -179,6 +194,7 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
 def pack_spikes(dense: Tensor) -> Tensor:
     """(..., C) -> (..., words): every value but 0 is a spike."""
     dense = dense.contiguous()
+    _check("spikes", dense, tuple(dense.shape))
     channels = dense.shape[-1]
     bits = torch.empty(*dense.shape[:-1], words(channels), dtype=torch.int64)
     note_work(calls=1)
@@ -199,6 +215,12 @@ def pool(
     every row or column of the input, those of the output whose windows hold it.
     """
     (T, N, in_h, in_w, size), (_, out_h, out_w, channels) = bits.shape, most.shape
+    _check("spikes", bits, (T, N, in_h, in_w, words(channels)), torch.int64)
+    _check("counts", counts, (N, in_h, in_w, channels), torch.int32)
+    _check("most", most, (N, out_h, out_w, channels), torch.int32)
+    for windows, inside, outside in ((rows, in_h, out_h), (columns, in_w, out_w)):
+        if len(windows) != inside or not all(0 <= o < outside for window in windows for o in window):
+            raise ValueError(f"windows must be given for {inside} places, within {outside} outputs")
     fired = torch.zeros(T, N, out_h, out_w, size, dtype=torch.int64)
     lists = [table for windows in (rows, columns) for table in _as_lists(windows)]
     pointers = (x.data_ptr() for x in (bits, fired, counts, most, *lists))
@@ -213,13 +235,89 @@ def _as_lists(windows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([*itertools.chain(*windows)], dtype=torch.int32), torch.tensor(starts, dtype=torch.int32)
 
 
-def run(layer: Layer) -> int:
-    """Simulate one layer; returns how many events it went through."""
+def run(
+    shape: tuple[int, int, int],
+    convs: Sequence[tuple[Conv, Tensor, Tensor]],
+    steps: int,
+    images: int,
+    *,
+    constant: Tensor | None = None,
+    addend: Tensor | None = None,
+    shortcut: Tensor | None = None,
+    height: Tensor | None = None,
+    bias: Tensor | None = None,
+    threshold: Tensor | None = None,
+    v: Tensor | None = None,
+    delay: int = 0,
+) -> tuple[Tensor, int]:
+    """One layer of (channels, height, width) over T steps: what its neurons fire, as bits; and how many events it had.
+
+    Without a threshold there are no neurons, and the currents are given, (T, N, H, W, padded C). convs: what they are
+    like, their spikes as bits, and packed weights. The rest is as `struct Layer` says; v is updated.
+    """
+    channels, *space = shape
+    floats, bits = (images, *space, padded(channels)), (steps, images, *space, words(channels))
+    shared = constant is not None and len(constant) == 1  # by all images
+    _check("constant", constant, (1 if shared else images, *floats[1:]))
+    _check("addend", addend, (steps, *floats))
+    _check("shortcut", shortcut, bits, torch.int64)
+    _check("height", height, None if shortcut is None else floats[-1:])
+    _check("bias", bias, (steps, floats[-1]))
+    _check("threshold", threshold, floats[-1:])
+    _check("v", v, None if threshold is None else floats)
+    if (shortcut is None) != (height is None) or (threshold is None) != (v is None):
+        raise ValueError("a shortcut needs the height of its spikes, and a threshold the potentials v")
+    forms = (Conv * len(convs))()
+    for i, (form, spikes, weights) in enumerate(convs):
+        _check_form(form, channels)
+        _check("spikes", spikes, (steps, images, form.in_h, form.in_w, words(form.in_channels)), torch.int64)
+        _check("weights", weights, (int(library().spikecal_packed_floats(form, channels)),))
+        forms[i] = form
+        forms[i].spikes, forms[i].weights = spikes.data_ptr(), weights.data_ptr()
+    if threshold is None:
+        found = torch.empty(steps, *floats)
+    else:
+        found = torch.zeros(bits, dtype=torch.int64)
+    pointers = {"constant": constant, "addend": addend, "shortcut": shortcut, "height": height, "bias": bias}
+    pointers |= {"threshold": threshold, "v": v, "currents" if threshold is None else "fired": found}
+    layer = Layer(
+        ctypes.addressof(forms),
+        len(convs),
+        *(steps, images, *space, channels),
+        constant_stride=0 if constant is None or shared else constant[0].numel(),
+        delay=delay,
+        threads=torch.get_num_threads(),
+        **{name: x.data_ptr() for name, x in pointers.items() if x is not None},
+    )
     note_work(calls=1)
     events = int(library().spikecal_run(layer))
     if events < 0:
         raise MemoryError("the native kernels found no memory for their lists of events")
-    return events
+    return found, events
+
+
+def _check(name: str, x: Tensor | None, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) -> None:
+    """The kernels trust what they are given, so nothing else may reach them."""
+    if x is None:
+        return
+    if x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous() or tuple(x.shape) != shape:
+        raise ValueError(
+            f"the native kernels want {name} as {dtype} of shape {shape}, contiguous, in the processor's memory, not "
+            f"{x.dtype} of shape {tuple(x.shape)} on {x.device} with strides {x.stride()}"
+        )
+
+
+def _check_form(form: Conv, outputs: int) -> None:
+    sizes = {name: getattr(form, name) for name in _SIZES}
+    free = {"pad_h", "pad_w", "tables"}
+    if min(sizes[n] for n in free) < 0 or min(size for n, size in sizes.items() if n not in free) < 1:
+        raise ValueError(f"the native kernels cannot do a convolution of these sizes: {sizes}")
+    if form.in_channels % form.groups or outputs % form.groups:
+        raise ValueError(f"{form.in_channels} channels and {outputs} outputs do not go into {form.groups} groups")
+    for axis in ("h", "w"):
+        size, window, hop, seen = (getattr(form, f"{name}_{axis}") for name in ("in", "window", "hop", "map"))
+        if (seen - 1) * hop + window > size:
+            raise ValueError(f"windows of {window} every {hop} reach beyond {size} pixels: there are {seen} of them")
 
 
 def lanes() -> int:
