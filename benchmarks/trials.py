@@ -23,13 +23,14 @@ import records
 import shared_data
 import spikecal as sc
 from grid import Converter
+from spikecal.calibration import Step
 from spikecal.replay import Layer
 from spikecal.simulation import Neurons
 
 ROOT = Path(__file__).parent
 FOLDER, PAGE = ROOT / "results" / "trials", ROOT.parent / "docs" / "diagnosis.md"
 MARKS = ("<!-- tables of benchmarks/trials.py -->", "<!-- end of benchmarks/trials.py -->")
-NETWORKS, TIMES, SEEDS = ("resnet20_cifar10", "resnet32_cifar10"), (4, 8), (0, 1, 2)
+NETWORKS, TIMES, SEEDS = ("resnet20_cifar10", "resnet20_cifar100"), (4, 8), (0, 1, 2)
 FIELDS = ("network", "trial", "T", "seed", "images", "accuracy", "ann_accuracy", "score_error")
 
 
@@ -63,6 +64,16 @@ class Dither:
             layer.site = replace(layer.site, v0=layer.site.v0 + shift)
 
 
+@dataclass(frozen=True)
+class Inside:
+    """A step for layers of neurons; outputs have their biases calibrated."""
+
+    step: Step
+
+    def apply(self, layer: Layer) -> None:
+        (self.step if isinstance(layer.site, Neurons) else sc.BiasCalibration()).apply(layer)
+
+
 def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     """Numbers in [0, 1) such that neighbours along every axis differ (Roberts' sequence in three dimensions)."""
     total = torch.zeros(shape)
@@ -89,12 +100,16 @@ TRIALS = {
     "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),
     "rows for even currents weigh half": weights(even=0.5),
     "rows for even currents weigh twice": weights(even=2.0),
-    "ridge 0.01": weights(ridge=0.01),
-    "ridge 0.1": weights(ridge=0.1),
+    "ridge 0.03": weights(ridge=0.03),
+    "ridge 0.3": weights(ridge=0.3),
+    "ridge 1": weights(ridge=1.0),
     "not masked": weights(masked=False),
+    "classifier not fitted": changed(SHIFT, Inside(WEIGHTS), EVEN, PC),
     "512 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=512),
+    "1024 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=1024),
     "fitted twice": changed(SHIFT, WEIGHTS, EVEN, PC, WEIGHTS, EVEN, PC),
     "fitted to what fires as well": changed(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
+    "potential calibrated by half, channels too": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256, 0.5)),
     "potential calibrated in full": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(1.0, 256)),
     "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
@@ -104,6 +119,7 @@ TRIALS = {
     "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
     "dithered potentials": changed(SHIFT, Dither(0.5), WEIGHTS, EVEN, PC),
     "dithered potentials, first layer": changed(SHIFT, Dither(1.0, layers=1), WEIGHTS, EVEN, PC),
+    "temporal bias instead": changed(SHIFT, WEIGHTS, sc.TemporalBias()),
     "temporal bias afterwards": changed(SHIFT, WEIGHTS, EVEN, PC, sc.TemporalBias()),
 }
 

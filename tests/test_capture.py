@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import spikecal as sc
+import spikecal.capture as capture_module
 import zoo
 from helpers import capture_watched, captured, distance, in_use, inputs, leaves, state_of
 from spikecal.capture import Refused, capture, survey
@@ -24,6 +25,7 @@ from spikecal.graph import Graph
 from spikecal.ops import Activation, Conv
 from spikecal.rules import NO_RULE, PRODUCTS, REMEDIES
 from spikecal.simulation import run_ann
+from spikecal.tracing import traced
 from zoo import example, make
 
 # ---------------------------------------------------------------------- the twin
@@ -617,3 +619,21 @@ def test_programs_of_torch_export() -> None:
     free = torch.export.export(net, (x,), dynamic_shapes=({0: batch, 2: torch.export.Dim("height", min=4)},))
     with pytest.raises(sc.UnsupportedModelError, match="export it with a fixed image size and only the batch free"):
         sc.convert(free, [x], 2)
+
+
+def test_programs_that_are_pure_already_are_read_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortcut gives the same graph, and is taken."""
+    taken = 0
+    for name in zoo.ZOO:
+        program = traced(zoo.make(name), zoo.example(name)).program
+        if not capture_module._is_pure(program):
+            continue
+        taken += 1
+        short = capture(program)
+        with monkeypatch.context() as patch:
+            patch.setattr(capture_module, "_is_pure", lambda program: False)
+            long = capture(program)
+        assert [(n.op, n.shape) for n in short.nodes] == [(n.op, n.shape) for n in long.nodes]
+        assert short.tensors.keys() == long.tensors.keys()
+        assert all(torch.equal(short.tensors[key], long.tensors[key]) for key in short.tensors)
+    assert taken >= 5
