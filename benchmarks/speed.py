@@ -52,7 +52,10 @@ def best_of(candidates: Candidates, rounds: int) -> dict[str, float]:
     """Seconds; the first call of each, which packs weights, does not count."""
     for run in candidates.values():
         run()
-    return race(candidates, rounds, time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+    best = race(candidates, rounds, time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+    if "ANN twin" in best:  # ours is the faster one with many images, which it takes some at a time
+        best["ANN"] = min(best["ANN"], best["ANN twin"])
+    return best
 
 
 # ------------------------------------------------------------ whole networks
@@ -101,7 +104,10 @@ def engines(snn: sc.SpikingNetwork, x: Tensor) -> Candidates:
         snn.engine = engine
         return snn(x)
 
-    found: Candidates = {"ANN": lambda: snn.ann(x)}
+    found: Candidates = {
+        "ANN twin": lambda: snn.ann(x),
+        "ANN": lambda: peers.one_step(snn.source, x, lambda node, current: node.op.run(snn.source.tensors, current)),
+    }
     return found | {engine: lambda e=engine: run(e) for engine in ENGINES}  # type: ignore[misc]
 
 

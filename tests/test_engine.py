@@ -168,6 +168,11 @@ def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], 
     spikes, v = integrate_and_fire(current + bias, threshold, v0)
     assert torch.equal(found[0], spikes)
     assert torch.equal(found[1], v)
+    other = torch.empty_like(current, memory_format=torch.preserve_format).copy_(torch.randn(current.shape))
+    if layout != "constant":
+        both = scan_floats(current, bias, threshold, v0, other)
+        assert both is not None
+        assert torch.equal(both[0], integrate_and_fire((current + other) + bias, threshold, v0)[0])
     halves = scan_floats(current[:2], bias, threshold, v0)
     assert halves is not None
     rest = scan_floats(current[2:], bias, threshold, halves[1])

@@ -119,6 +119,7 @@ def test_the_default_respects_the_limits_of_control_groups(files: dict[str, str]
 
 
 def test_the_default_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory._free_lately.cache_clear()
     monkeypatch.setattr(memory, "_free", lambda: 10**9)
     assert memory.budget(None) == 5 * 10**8
 

@@ -212,9 +212,10 @@ def test_what_is_constant_in_time_is_computed_once(name: str, block: int | None)
     for node in snn.graph.nodes:
         if isinstance(node.op, Activation) or changes & set(node.inputs):
             changes.add(node.name)
-    affine = [n.name for n in snn.graph.nodes if not isinstance(n.op, Activation | Input)]
+    program = snn_program(snn.graph, snn.sites)
+    affine = [step.node.name for step in program if not isinstance(step.node.op, Activation | Input)]
     with count_work() as work:
-        list(run_snn(snn_program(snn.graph, snn.sites), snn.sites, x, snn.T, block=block))
+        list(run_snn(program, snn.sites, x, snn.T, block=block))
     assert work.node_steps == 3 * sum(snn.T if name in changes else 1 for name in affine)
     assert work.neuron_steps == 3 * snn.T * len(snn.graph.neurons)
 

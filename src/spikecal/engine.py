@@ -18,8 +18,8 @@ from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
 from .kernels import choose, conv_form, padded_bias, padded_threshold, two
-from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Input, Linear, MaxPool, Mean, Pad, Reshape
-from .simulation import Instruction, Neurons, Site, State, snn_program
+from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape
+from .simulation import Instruction, Neurons, Site, State, needed, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
 from .work import note_work
 
@@ -33,7 +33,7 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
     if not is_native(graph, engine):
         return program
     planner = _Planner(graph, _heights(graph, sites), rates, always=engine == "event")
-    return _needed([_instruction(planner, step, sites) for step in program])
+    return needed([_instruction(planner, step, sites) for step in program])
 
 
 def fused(graph: Graph, node: Node, neurons: Neurons, given: Mapping[str, Value]) -> _Layer | None:
@@ -59,17 +59,6 @@ def is_native(graph: Graph, engine: str) -> bool:
         and graph.device.type == "cpu"
         and native.library() is not None
     )
-
-
-def _needed(program: list[Instruction]) -> list[Instruction]:
-    """Without what nobody reads any more."""
-    read: set[str] = set()
-    kept = []
-    for step in reversed(program):
-        if step.node.is_site or isinstance(step.node.op, Input) or step.node.name in read:
-            kept.append(step)
-            read.update(step.reads)
-    return kept[::-1]
 
 
 @dataclass(frozen=True)

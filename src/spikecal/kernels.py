@@ -142,18 +142,21 @@ def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None)
     )
 
 
-def scan_floats(current: Tensor, bias: Tensor, threshold: Tensor, v0: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current.
+def scan_floats(
+    current: Tensor, bias: Tensor, threshold: Tensor, v0: Tensor, more: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current, or over two.
 
-    None where the kernels cannot, because one step of the current is not dense in memory.
+    None where the kernels cannot, because one step of them is not dense in memory.
     """
     if current.dtype != torch.float32 or current.device.type != "cpu" or native.library() is None:
         return None
     v, bias, threshold = (torch.empty_like(current[0]).copy_(x) for x in (v0, bias, threshold))
-    layouts = zip(current.shape[1:], current.stride()[1:], v.stride(), strict=True)
-    if any(own != dense for size, own, dense in layouts if size > 1):
-        return None
-    return native.scan(current, bias, threshold, v), v
+    for x in (current, *(() if more is None else (more,))):
+        layouts = zip(x.shape[1:], x.stride()[1:], v.stride(), strict=True)
+        if x.dtype != v.dtype or any(own != dense for size, own, dense in layouts if size > 1):
+            return None
+    return native.scan(current, bias, threshold, v, more), v
 
 
 def scan(

@@ -20,6 +20,7 @@ from .kernels import can_scan, convolve, pool_spikes, scan, scan_floats
 from .ops import (
     Activation,
     AdaptiveMaxPool,
+    Add,
     Concat,
     Conv,
     Input,
@@ -208,27 +209,66 @@ def ann_program(graph: Graph) -> list[Instruction]:
 
 
 def snn_program(graph: Graph, sites: Mapping[str, Site]) -> list[Instruction]:
-    """The same with neurons in place of activations."""
-    return [
-        Instruction(step.node, step.reads, partial(_fire_at, step.node, sites[step.node.name]))
-        if isinstance(step.node.op, Activation)
-        else step
-        for step in ann_program(graph)
-    ]
+    """The same with neurons in place of activations; they add up the two currents of a sum themselves."""
+    return needed(
+        [
+            Instruction(step.node, _summands(graph, step.node), partial(_fire_at, step.node, sites[step.node.name]))
+            if isinstance(step.node.op, Activation)
+            else step
+            for step in ann_program(graph)
+        ]
+    )
+
+
+def needed(program: list[Instruction]) -> list[Instruction]:
+    """Without what nobody reads any more."""
+    read: set[str] = set()
+    kept = []
+    for step in reversed(program):
+        if step.node.is_site or isinstance(step.node.op, Input) or step.node.name in read:
+            kept.append(step)
+            read.update(step.reads)
+    return kept[::-1]
+
+
+def _summands(graph: Graph, node: Node) -> tuple[str, ...]:
+    """What neurons add up: two currents, if a sum stands in front of them that nobody else reads."""
+    (name,) = node.inputs
+    sum_ = graph.by_name[name]
+    plain = isinstance(sum_.op, Add) and sum_.op.alpha == 1 and len(graph.readers[name]) == 1
+    alike = all(graph.by_name[i].shape == node.shape for i in sum_.inputs)
+    return sum_.inputs if plain and alike and len(set(sum_.inputs)) == 2 else node.inputs
 
 
 def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, state: State) -> Value:
     assert isinstance(neurons, Neurons)
-    v, arriving = state.get(node.name), inputs[0]
-    if not neurons.needs_all_steps:
-        current = arriving.data.expand(steps, *arriving.data.shape) if arriving.constant else arriving.data
-        found = scan_floats(current, neurons.bias, neurons.threshold, neurons.v0 if v is None else v)
-        if found is not None:
-            note_work(neurons=steps * arriving.images)
-            spikes, state[node.name] = found
-            return Value(spikes, constant=False, height=neurons.threshold)
-    value, state[node.name] = fire(site_current(arriving, neurons.bias, steps), neurons, v)
+    v = state.get(node.name)
+    found = _fire_on_floats(neurons, inputs, steps, v)
+    if found is None and len(inputs) > 1:
+        inputs = [_sum(*inputs)]
+        found = _fire_on_floats(neurons, inputs, steps, v)
+    if found is None:
+        found = fire(site_current(inputs[0], neurons.bias, steps), neurons, v)
+    value, state[node.name] = found
     return value
+
+
+def _fire_on_floats(
+    neurons: Neurons, inputs: Sequence[Value], steps: int, v: Tensor | None
+) -> tuple[Value, Tensor] | None:
+    """In one pass over the currents; None where the native kernels cannot."""
+    if neurons.needs_all_steps or (len(inputs) > 1 and any(value.constant for value in inputs)):
+        return None
+    current, *more = (x.data.expand(steps, *x.data.shape) if x.constant else x.data for x in inputs)
+    found = scan_floats(current, neurons.bias, neurons.threshold, neurons.v0 if v is None else v, *more)
+    if found is None:
+        return None
+    note_work(neurons=steps * inputs[0].images)
+    return Value(found[0], constant=False, height=neurons.threshold), found[1]
+
+
+def _sum(a: Value, b: Value) -> Value:
+    return Value(a.data + b.data, constant=a.constant and b.constant)
 
 
 def run_ann(graph: Graph, inputs: Sequence[Tensor], tap: Tap | None = None) -> list[Tensor]:

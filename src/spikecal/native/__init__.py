@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 4
+INTERFACE = 5
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -102,7 +102,7 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
-    lib.spikecal_scan.argtypes = (c_void_p, c_size_t, c_int, c_size_t, *(c_void_p,) * 4, c_int)
+    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_size_t, *(c_void_p,) * 4, c_int)
     lib.spikecal_scan.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
@@ -166,12 +166,17 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
     return counts
 
 
-def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
+def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tensor | None = None) -> Tensor:
     """Neurons that get this current (t, ...) and this bias at every step: their spikes, (t, ...); v is updated.
 
-    One step of all is dense in memory, and laid out alike.
+    One step of all is dense in memory, and laid out alike. more: another current, (t, ...).
     """
-    for name, x in (("a step of the current", current[0]), ("bias", bias), ("threshold", threshold), ("v", v)):
+    steps = {"a step of the current": current[0], "bias": bias, "threshold": threshold, "v": v}
+    if more is not None:
+        steps["a step of the second current"] = more[0]
+        if len(more) != len(current) or not more.stride(0):
+            raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
+    for name, x in steps.items():
         alike = all(a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1)
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
             raise ValueError(
@@ -183,6 +188,8 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor) -> Tensor:
     library().spikecal_scan(
         current.data_ptr(),
         current.stride(0),
+        None if more is None else more.data_ptr(),
+        0 if more is None else more.stride(0),
         len(current),
         v.numel(),
         *(x.data_ptr() for x in (bias, threshold, v, spikes)),

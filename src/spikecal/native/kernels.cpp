@@ -180,19 +180,22 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
   }
 }
 
-// T steps of some neurons whose currents and spikes are floats, `stride` and `out_stride` of them from step to step.
-static void scan(const float* current, size_t stride, int T, size_t neurons, const float* bias, const float* threshold,
-                 float* v, float* spikes, size_t out_stride) {
-  for (int t = 0; t < T; ++t, current += stride, spikes += out_stride) {
+// T steps of some neurons whose currents and spikes are floats, each with its stride from step to step. A second current
+// is added if it has one.
+static void scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, size_t neurons,
+                 const float* bias, const float* threshold, float* v, float* spikes, size_t out_stride) {
+  for (int t = 0; t < T; ++t, current += stride, more += more_stride, spikes += out_stride) {
     size_t i = 0;
     for (; i + LANES <= neurons; i += LANES) {
       const Vec height = load(threshold + i);
-      Vec potential = load(v + i) + (load(current + i) + load(bias + i));
+      const Vec arriving = more_stride ? load(current + i) + load(more + i) : load(current + i);
+      Vec potential = load(v + i) + (arriving + load(bias + i));
       store(spikes + i, keep(height, fire(potential, height)));
       store(v + i, potential);
     }
     for (; i < neurons; ++i) {
-      const float potential = v[i] + (current[i] + bias[i]);
+      const float arriving = more_stride ? current[i] + more[i] : current[i];
+      const float potential = v[i] + (arriving + bias[i]);
       spikes[i] = potential >= threshold[i] ? threshold[i] : 0.0f;
       v[i] = potential - spikes[i];
     }
