@@ -128,7 +128,7 @@ def whole_networks(rounds: int) -> Iterator[Row]:
             snn, images = trained(name, T, 32)
             for batch in (1, 32):
                 yield from measure(name, snn, images[:batch], rounds if batch > 1 else 3 * rounds)
-    yield from measure("VGG-16, random weights at 5 %", *of_random_weights(vgg16(), 32, 8, rate=0.05), rounds)
+    yield from measure("VGG-16, random weights at 5 %", *of_random_weights(vgg16(), 32, 8, rate=0.062), rounds)
 
 
 def vgg16() -> nn.Module:
@@ -212,11 +212,18 @@ def single_layers(rounds: int) -> Iterator[Row]:
 # ------------------------------------------------------------ other libraries, memory
 
 
-PEER_FIELDS = ("library", "version", "network", "T", "batch", "seconds", "ann_seconds", "ratio_to_T_ann", "difference")
+PEER_FIELDS = (
+    *("library", "version", "network", "T", "batch", "seconds", "ann_seconds", "ratio_to_T_ann"),
+    *("difference", "same_answers"),
+)
 
 
 def other_libraries(rounds: int) -> Iterator[Row]:
-    """The same binary network on all of them; `difference`: largest, of the outputs from those of our dense engine."""
+    """The same binary network on all of them.
+
+    difference: median over the images of the largest difference of their scores from those of our dense engine. Single
+    images may differ more, where a potential is within rounding of its threshold.
+    """
     name, versions = "resnet20_cifar10", {**dict(peers.installed())}
     for T in (4, 8, 16, 32, 64):
         snn, images = trained(name, T, 32)
@@ -232,11 +239,12 @@ def other_libraries(rounds: int) -> Iterator[Row]:
             for library in (*ENGINES, *versions):
                 found = candidates[library]()
                 assert isinstance(found, Tensor)
-                ratio, difference = best[library] / (T * best["ANN"]), float((found - wanted).abs().max())
+                ratio, difference = best[library] / (T * best["ANN"]), float((found - wanted).abs().amax(1).median())
+                same = float((found.argmax(1) == wanted.argmax(1)).double().mean())
                 print(
                     f"T={T}  batch {batch}  {library:26s} {ratio:.2f} × T × ANN  (off by {difference:.1g})", flush=True
                 )
-                row = (f"{best[library]:.5f}", f"{best['ANN']:.5f}", f"{ratio:.3f}", f"{difference:.2g}")
+                row = (f"{best[library]:.5f}", f"{best['ANN']:.5f}", f"{ratio:.3f}", f"{difference:.2g}", f"{same:.4f}")
                 yield library, versions.get(library, f"spikecal {sc.__version__}"), name, T, batch, *row
 
 
