@@ -31,7 +31,7 @@ RECIPES = {
     "best without rows for even currents": ours(SHIFT, sc.ClosedFormWeights(even=0.0), EVEN, PC),
     "best without even current": ours(SHIFT, WEIGHTS, PC),
     "best, potentials in full": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(images=256)),
-    "best, potentials by half": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256, 0.5)),
+    "best, potentials by half": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256)),
     "best, biases instead of potentials": ours(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "best, then fitted to what fires": ours(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
     "LTB + BC": sc.Recipe(sc.LTB(), (SHIFT, sc.BiasCalibration())),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +20,17 @@ from torch import Tensor
 import spikecal as sc
 from spikecal.graph import Graph, Node
 from spikecal.ops import Activation, Add, Conv, Input, Linear, Pad, Scale, Slice
-from spikecal.simulation import Neurons
+from spikecal.simulation import Neurons as OurNeurons
 
 Run = Callable[[Tensor], Tensor]
-Neuron = Callable[[Tensor], Tensor]  # with a state of its own, made anew for every batch
+
+
+class Neurons(Protocol):
+    """A layer of another library; `reset` makes it forget the last batch."""
+
+    def __call__(self, current: Tensor) -> Tensor: ...
+
+    def reset(self) -> None: ...
 
 
 def folded(snn: sc.SpikingNetwork) -> Graph:
@@ -34,7 +42,7 @@ def folded(snn: sc.SpikingNetwork) -> Graph:
     graph, tensors, gone = binary.graph, dict(binary.graph.tensors), set[str]()
     for node in graph.neurons:
         site = binary.sites[node.name]
-        assert isinstance(site, Neurons)
+        assert isinstance(site, OurNeurons)
         if site.v0.any() or not torch.allclose(site.threshold, torch.ones(())):
             raise ValueError("peers get a network without initial potentials, with thresholds of 1")
         current = graph.by_name[node.inputs[0]]
@@ -91,8 +99,9 @@ def _biases(graph: Graph, name: str) -> Iterator[str]:
 
 
 def one_step(graph: Graph, x: Tensor, fire: Callable[[Node, Tensor], Tensor]) -> Tensor:
-    """The network on a batch, with something else in place of its activations."""
+    """The network on a batch, with something else in place of its activations. What nobody reads any more is freed."""
     values: dict[str, Tensor] = {}
+    waiting = {node.name: len(graph.readers[node.name]) for node in graph.nodes}
     for node in graph.nodes:
         inputs = [values[name] for name in node.inputs]
         if isinstance(node.op, Input):
@@ -101,102 +110,126 @@ def one_step(graph: Graph, x: Tensor, fire: Callable[[Node, Tensor], Tensor]) ->
             values[node.name] = fire(node, inputs[0])
         else:
             values[node.name] = node.op.run(graph.tensors, *inputs)
+        for name in node.inputs:
+            waiting[name] -= 1
+            if not waiting[name]:
+                del values[name]
+        inputs.clear()
     return values[graph.outputs[0].name]
 
 
-def step_by_step(graph: Graph, T: int, make: Callable[[], Neuron]) -> Run:
+def step_by_step(graph: Graph, T: int, make: Callable[[], Neurons]) -> Run:
     """All layers at every step, one step after the other."""
+    layers = {node.name: make() for node in graph.neurons}
 
     def run(x: Tensor) -> Tensor:
-        neurons = {node.name: make() for node in graph.neurons}
+        for layer in layers.values():
+            layer.reset()
         total = torch.zeros(())
         for _ in range(T):
-            total = total + one_step(graph, x, lambda node, current: neurons[node.name](current))
+            total = total + one_step(graph, x, lambda node, current: layers[node.name](current))
         return total / T
 
     return run
 
 
-def all_steps_at_once(graph: Graph, T: int, make: Callable[[], Neuron], batch_first: bool = False) -> Run:
+def all_steps_at_once(graph: Graph, T: int, make: Callable[[], Neurons], batch_first: bool = False) -> Run:
     """Every layer over all steps, which are part of the batch between the neurons: (T, B) or (B, T)."""
+    layers = {node.name: make() for node in graph.neurons}
 
     def run(x: Tensor) -> Tensor:
-        neurons = {node.name: make() for node in graph.neurons}
+        for layer in layers.values():
+            layer.reset()
         shape = (len(x), T) if batch_first else (T, len(x))
         together = x.repeat_interleave(T, 0) if batch_first else x.repeat(T, *(1,) * (x.ndim - 1))
 
         def fire(node: Node, current: Tensor) -> Tensor:
-            return neurons[node.name](current.unflatten(0, shape)).flatten(0, 1)
+            return layers[node.name](current.unflatten(0, shape)).flatten(0, 1)
 
         return one_step(graph, together, fire).unflatten(0, shape).mean(1 if batch_first else 0)
 
     return run
 
 
-def torch_neuron() -> Neuron:
+class Torch:
     """What everybody writes first."""
-    v = torch.zeros(())
 
-    def fire(current: Tensor) -> Tensor:
-        nonlocal v
-        v = v + current
-        spikes = (v >= 1).to(current.dtype)
-        v = v - spikes
+    def reset(self) -> None:
+        self.v = torch.zeros(())
+
+    def __call__(self, current: Tensor) -> Tensor:
+        self.v = self.v + current
+        spikes = (self.v >= 1).to(current.dtype)
+        self.v = self.v - spikes
         return spikes
 
-    return fire
+
+class SpikingJelly:
+    def __init__(self, step_mode: str) -> None:
+        neuron = import_module("spikingjelly.activation_based.neuron")
+        self.node = neuron.IFNode(v_threshold=1.0, v_reset=None, step_mode=step_mode).eval()
+
+    def reset(self) -> None:
+        self.node.reset()
+
+    def __call__(self, current: Tensor) -> Tensor:
+        return self.node(current)  # type: ignore[no-any-return]
 
 
-def spikingjelly_neuron(step_mode: str) -> Neuron:
-    neuron = import_module("spikingjelly.activation_based.neuron")
-    made: Neuron = neuron.IFNode(v_threshold=1.0, v_reset=None, step_mode=step_mode).eval()
-    return made
-
-
-def norse_neuron() -> Neuron:
+class Norse:
     """Resets to zero: Norse's IF neurons cannot subtract the threshold."""
-    cell, state = import_module("norse.torch").IAFCell(), None
 
-    def fire(current: Tensor) -> Tensor:
-        nonlocal state
-        spikes, state = cell(current, state)
+    def __init__(self) -> None:
+        self.cell = import_module("norse.torch").IAFCell()
+
+    def reset(self) -> None:
+        self.state = None
+
+    def __call__(self, current: Tensor) -> Tensor:
+        spikes, self.state = self.cell(current, self.state)
         return spikes  # type: ignore[no-any-return]
 
-    return fire
+
+class Sinabs:
+    def __init__(self) -> None:
+        layers, activation = import_module("sinabs.layers"), import_module("sinabs.activation")
+        self.layer = layers.IAF(spike_fn=activation.SingleSpike).eval()
+
+    def reset(self) -> None:
+        self.layer.reset_states()
+
+    def __call__(self, current: Tensor) -> Tensor:
+        return self.layer(current)  # type: ignore[no-any-return]
 
 
-def sinabs_neuron() -> Neuron:
-    layers, activation = import_module("sinabs.layers"), import_module("sinabs.activation")
-    made: Neuron = layers.IAF(spike_fn=activation.SingleSpike).eval()
-    return made
+class SnnTorch:
+    def __init__(self) -> None:
+        leaky = import_module("snntorch").Leaky
+        self.cell = leaky(beta=1.0, threshold=1.0, reset_mechanism="subtract")
 
+    def reset(self) -> None:
+        self.potential: Tensor | None = None
 
-def snntorch_neuron() -> Neuron:
-    cell = import_module("snntorch").Leaky(beta=1.0, threshold=1.0, reset_mechanism="subtract")
-    potential: Tensor | None = None
-
-    def fire(current: Tensor) -> Tensor:
-        nonlocal potential
-        spikes, potential = cell(current, torch.zeros_like(current) if potential is None else potential)
+    def __call__(self, current: Tensor) -> Tensor:
+        before = torch.zeros_like(current) if self.potential is None else self.potential
+        spikes, self.potential = self.cell(current, before)
         return spikes  # type: ignore[no-any-return]
-
-    return fire
 
 
 #: By name: the package, and how it runs a folded graph over T steps.
 PEERS: dict[str, tuple[str, Callable[[Graph, int], Run]]] = {
-    "plain torch loop": ("torch", lambda graph, T: step_by_step(graph, T, torch_neuron)),
+    "plain torch loop": ("torch", lambda graph, T: step_by_step(graph, T, Torch)),
     "SpikingJelly, single-step": (
         "spikingjelly",
-        lambda graph, T: step_by_step(graph, T, lambda: spikingjelly_neuron("s")),
+        lambda graph, T: step_by_step(graph, T, lambda: SpikingJelly("s")),
     ),
     "SpikingJelly, multi-step": (
         "spikingjelly",
-        lambda graph, T: all_steps_at_once(graph, T, lambda: spikingjelly_neuron("m")),
+        lambda graph, T: all_steps_at_once(graph, T, lambda: SpikingJelly("m")),
     ),
-    "Norse (hard reset)": ("norse", lambda graph, T: step_by_step(graph, T, norse_neuron)),
-    "sinabs": ("sinabs", lambda graph, T: all_steps_at_once(graph, T, sinabs_neuron, batch_first=True)),
-    "snnTorch": ("snntorch", lambda graph, T: step_by_step(graph, T, snntorch_neuron)),
+    "Norse (hard reset)": ("norse", lambda graph, T: step_by_step(graph, T, Norse)),
+    "sinabs": ("sinabs", lambda graph, T: all_steps_at_once(graph, T, Sinabs, batch_first=True)),
+    "snnTorch": ("snntorch", lambda graph, T: step_by_step(graph, T, SnnTorch)),
 }
 
 

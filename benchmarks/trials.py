@@ -109,7 +109,7 @@ TRIALS = {
     "1024 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=1024),
     "fitted twice": changed(SHIFT, WEIGHTS, EVEN, PC, WEIGHTS, EVEN, PC),
     "fitted to what fires as well": changed(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
-    "potential calibrated by half, channels too": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256, 0.5)),
+    "potential calibrated by half, channels too": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256)),
     "potential calibrated in full": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(1.0, 256)),
     "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),

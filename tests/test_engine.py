@@ -16,7 +16,7 @@ import spikecal as sc
 import zoo
 from helpers import converted, inputs, shell, spike_trains, twin_of
 from spikecal import native
-from spikecal.bench import bench
+from spikecal.bench import bench, use_threads
 from spikecal.engine import lowered
 from spikecal.functional import increments, integrate_and_fire
 from spikecal.kernels import pool_spikes, scan_floats
@@ -60,10 +60,8 @@ def currents(spikes: Tensor, weight: Tensor, tables: bool, window: int = 1, **op
     form.groups, form.tables = o["groups"], tables
     bits = native.pack_spikes(spikes.permute(0, 1, 3, 4, 2))
     packed = native.pack_weights(form, len(weight), weight, torch.full((channels,), 1 / window**2))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    found, _ = native.run((len(weight), *out.shape[3:]), [(form, bits, packed)], T, N)
-    torch.set_num_threads(before)
+    with use_threads(2):
+        found, _ = native.run((len(weight), *out.shape[3:]), [(form, bits, packed)], T, N)
     return found[..., : len(weight)].permute(0, 1, 4, 2, 3)
 
 
@@ -182,11 +180,10 @@ def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], 
 
 def test_neurons_on_floats_are_the_same_on_any_number_of_threads() -> None:
     current, one = torch.randn(5, 3, 8, 33, 31), torch.ones(1)
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)
-        found.append(scan_floats(current, 0 * one, one, 0 * one))
-    torch.set_num_threads(before)
+    found = []
+    for count in (1, 2, 5):
+        with use_threads(count):
+            found.append(scan_floats(current, 0 * one, one, 0 * one))
     assert all(f is not None and torch.equal(f[0], found[0][0]) and torch.equal(f[1], found[0][1]) for f in found)  # type: ignore[index]
 
 
@@ -448,7 +445,8 @@ def test_wrong_spikes_and_weights_are_refused(at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"stride_h": 0}, {"pad_w": -1}, {"groups": 3}, {"window_h": 2}, {"kernel_w": 0}, {"in_channels": -20}]
+    "change",
+    [{"stride_h": 0}, {"pad_w": -1}, {"groups": 2}, {"window_h": 2}, {"kernel_w": 0}, {"in_channels": -20}],
 )
 def test_impossible_convolutions_are_refused(change: dict[str, int]) -> None:
     given = arguments()
@@ -459,10 +457,47 @@ def test_impossible_convolutions_are_refused(change: dict[str, int]) -> None:
         native.run(**given)
 
 
+def test_groups_that_do_not_fit_are_refused() -> None:
+    given = arguments()
+    ((form, spikes, weights),) = given["convs"]
+    form.groups = 4
+    with pytest.raises(ValueError, match="do not go into vectors"):
+        native.pack_weights(form, 12, torch.randn(12, 5, 1, 1), torch.ones(20))
+    other = native.Conv.from_buffer_copy(form)
+    other.groups = 1
+    with pytest.raises(ValueError, match="as many groups each"):
+        native.run(**{**given, "convs": [(form, spikes, weights), (other, spikes, weights)]})
+    with pytest.raises(ValueError, match="a delay of 0 or more"):
+        native.run(**{**arguments(), "delay": -1})
+
+
 def test_half_of_what_belongs_together_is_refused() -> None:
     for name in ("v", "height", "threshold", "shortcut"):
-        with pytest.raises(ValueError, match=r"needs the height|want"):
+        with pytest.raises(ValueError, match="needs the height of its spikes"):
             native.run(**{**arguments(), name: None})
+
+
+@pytest.mark.parametrize("engine", ["dense", "event", "auto"])
+@pytest.mark.parametrize("recipe", ["light", "best", "pipelined"])
+def test_no_images_give_no_answers(residual: tuple[sc.SpikingNetwork, Tensor], engine: str, recipe: str) -> None:
+    snn, x = residual
+    snn = sc.convert(shell(snn.source), x, 3, recipe)
+    snn.engine = engine
+    assert snn(x[:0]).shape == snn.ann(x[:0]).shape == (0, 10)
+
+
+@pytest.mark.parametrize("recipe", ["light", "best", "pipelined"])
+def test_the_dense_engine_is_the_same_without_kernels(
+    residual: tuple[sc.SpikingNetwork, Tensor], recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snn, x = residual
+    snn = sc.convert(shell(snn.source), x, 5, recipe)
+    snn.engine = "dense"
+    with count_work() as work:
+        found = snn(x)
+    assert work.calls == 4  # one a layer of neurons
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert torch.equal(snn(x), found)
 
 
 def test_other_kernels_refuse_wrong_buffers() -> None:
@@ -475,6 +510,9 @@ def test_other_kernels_refuse_wrong_buffers() -> None:
         lambda: native.pack_spikes(torch.zeros(2, 3, dtype=torch.float64)),
         lambda: native.scan(torch.zeros(2, 3, 4), *(torch.zeros(3, 5) for _ in range(3))),
         lambda: native.scan(torch.zeros(2, 4, 4), *(torch.zeros(4, 4).mT for _ in range(3))),
+        lambda: native.scan(torch.zeros(2, 4, 64), *(torch.zeros(1).expand(4, 64) for _ in range(3))),
+        lambda: native.scan(torch.zeros(2, 4, 64)[:, :, ::2], *(torch.zeros(4, 64)[:, ::2] for _ in range(3))),
+        lambda: native.scan(torch.zeros(2, 4), *(torch.zeros(4) for _ in range(3)), torch.zeros(1, 4).expand(2, 4)),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts, most, [[0], [9]], [[0], [1]]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts.long(), most, [[0]], [[0], [1]]),
     ]

@@ -116,7 +116,7 @@ def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
         assert thresholds == pytest.approx((float(theta.mean()), float(theta.min()), float(theta.max())))
 
 
-def numbers(result: sc.LayerResult | sc.Operations) -> list[float]:
+def numbers(result: sc.LayerResult | LayerError | sc.Operations) -> list[float]:
     """All of them, those inside others as well."""
     return [x for x in tree_leaves(dataclasses.asdict(result)) if not isinstance(x, str)]
 
@@ -331,13 +331,18 @@ def test_parts_of_the_error_after_some_steps_by_hand(recipe: sc.Recipe) -> None:
         for after in layer.error_over_time:
             k, theta = after.steps, site.threshold
             means = {name: train[:k].mean(0) for name, train in trains.items()}
-            own = site.bias + site.v0 / k + (0 if site.temporal is None else site.temporal[:k].mean(0))
-            arriving = current_at(snn, layer.name, x, means) + own
+            seen_steps = min(k + site.delay, snn.T)  # of input
+            own = site.bias * seen_steps / k + site.v0 / k
+            own = own + (0 if site.temporal is None else site.temporal[:k].mean(0))
+            inputs_so_far = {name: train[:seen_steps].mean(0) for name, train in trains.items()}
+            arriving = current_at(snn, layer.name, x, inputs_so_far) * seen_steps / k + own
             spare = own.clamp(min=0).minimum(theta / (2 * k))
             seen = (arriving - spare).clamp(min=0)
             whole = (torch.floor(k * arriving / theta) * theta / k).clamp(min=torch.zeros(()), max=theta)
             way = [target, seen, seen.minimum(theta), whole, means[layer.name]]
             wanted = [float((a - b).square().sum() / target.square().sum()) for a, b in itertools.pairwise(way)]
+            if layer.name == next(iter(trains)):
+                assert wanted[-1] < 1e-12  # the image is the same at every step: nothing is uneven
             assert dataclasses.astuple(after.parts) == pytest.approx(tuple(wanted), rel=1e-6, abs=1e-12)
 
 
@@ -356,10 +361,13 @@ def current_at(snn: sc.SpikingNetwork, name: str, x: Tensor, means: dict[str, Te
 def test_errors_over_time_are_of_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "PROFILED", 2)
     snn, (x,) = converted("resnet_block", sc.light()), inputs("resnet_block", 6, seed=3)
-    both, first = (sc.evaluate(snn, batches).layers for batches in ([x[:2], x[2:]], [x[:2]]))
-    for layer, alone in zip(both, first, strict=True):
-        assert layer.error_over_time == alone.error_over_time
-        assert layer.error != alone.error
+    whole, parts, first = (sc.evaluate(snn, batches) for batches in ([x], [x[:1], x[1:]], [x[:2]]))
+    assert (whole.profiled, parts.profiled, first.profiled) == (2, 2, 2)
+    for layers in zip(whole.layers, parts.layers, first.layers, strict=True):
+        found = [[n for e in layer.error_over_time for n in numbers(e)] for layer in layers]
+        assert found[0] == pytest.approx(found[2], rel=1e-9)
+        assert found[1] == pytest.approx(found[2], rel=1e-9)
+        assert layers[0].error != layers[2].error
 
 
 # ------------------------------------------------------------ networks that do not classify, notebooks, figures

@@ -122,6 +122,7 @@ def test_the_default_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     memory._free_lately.cache_clear()
     monkeypatch.setattr(memory, "_free", lambda: 10**9)
     assert memory.budget(None) == 5 * 10**8
+    memory._free_lately.cache_clear()
 
 
 def test_a_machine_that_tells_nothing_gets_a_guess(tmp_path: Path) -> None:

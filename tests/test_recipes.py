@@ -25,7 +25,7 @@ def test_recipes_are_what_they_are_called() -> None:
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
         "best": (MMSE, (shift, weights, sc.EvenCurrent(), gently)),
-        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 256, 0.5))),
+        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 256))),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),
@@ -67,7 +67,7 @@ steps = st.one_of(
     st.builds(sc.BiasShift, shares),
     st.builds(sc.InitialPotential, shares),
     st.builds(sc.BiasCalibration),
-    st.builds(sc.PotentialCalibration, shares, st.integers(0, 999), shares),
+    st.builds(sc.PotentialCalibration, shares, st.integers(0, 999), st.none() | shares),
     st.builds(sc.WeightCalibration, st.integers(0, 9999), st.floats(1e-9, 1.0), shares, st.integers(1, 256)),
 )
 recipes = st.builds(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .evaluation import (
         ErrorParts as ErrorParts,
         Evaluation as Evaluation,
+        LayerError as LayerError,
         LayerResult as LayerResult,
         compare as compare,
         evaluate as evaluate,
@@ -64,7 +65,7 @@ _NAMES = {
     "conversion": "convert",
     "energy": "Constants Energy Operations estimate",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
-    "evaluation": "ErrorParts Evaluation LayerResult compare evaluate",
+    "evaluation": "ErrorParts Evaluation LayerError LayerResult compare evaluate",
     "judgement": "advice verdict",
     "network": "SpikingNetwork",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import native
 from .errors import DataError
 from .network import SpikingNetwork
+from .simulation import run_ann
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def bench(
     if len(images) < max(batches):
         raise DataError(f"there are {len(images)} images, too few for a batch of {max(batches)}")
     before = snn.engine
-    with _threads(threads):
+    with use_threads(threads):
         timings = [timing for batch in batches for timing in _timings(snn, images[:batch], rounds)]
     snn.engine = before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -79,7 +80,9 @@ def _timings(snn: SpikingNetwork, x: Tensor, rounds: int) -> Iterator[Timing]:
 
     outputs = {engine: run(engine) for engine in engines}  # also packs the weights
     candidates: dict[str, Callable[[], object]] = {engine: lambda e=engine: run(e) for engine in engines}  # type: ignore[misc]
-    best = race({"ann": lambda: snn.ann(x), **candidates}, rounds)
+    anns = {"ann": lambda: snn.ann(x), "whole": lambda: run_ann(snn.source, (x,))}  # ours takes some images at a time
+    best = race({**anns, **candidates}, rounds)
+    best["ann"] = min(best["ann"], best["whole"])
     largest = float(outputs["dense"].abs().max()) or 1.0
     for engine in engines:
         difference = float((outputs[engine] - outputs["dense"]).abs().max()) / largest
@@ -88,7 +91,8 @@ def _timings(snn: SpikingNetwork, x: Tensor, rounds: int) -> Iterator[Timing]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch and the kernels use so many threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -59,13 +59,14 @@ class PotentialCalibration:
     """v(0) ← v(0) + T·e, the mean error of each neuron (Eq. 16). An output has no membrane; its bias takes e.
 
     rate, common: how much of e is corrected, of what differs from neuron to neuron of a channel, and of what they have
-    in common. The paper has 1; less fits less to the images, for e has as many values as the layer has neurons.
+    in common (as the rest if it is None). The paper has 1; less fits less to the images, for e has as many values as
+    the layer has neurons. In a linear layer every neuron is a channel of its own, and only `common` counts.
     images: how many of them e is the mean of, at most; all if it is 0.
     """
 
     rate: float = 1.0
     images: int = 0
-    common: float = 1.0
+    common: float | None = None
 
     def __post_init__(self) -> None:
         if self.images < 0:
@@ -75,7 +76,8 @@ class PotentialCalibration:
         e = layer.mean_error(self.images)  # (C, ...)
         if isinstance(layer.site, Neurons):
             mean = channel_mean(e.unsqueeze(0), layer.channel_axis)  # (C, 1, ...)
-            share = self.rate * e + (self.common - self.rate) * mean
+            common = self.rate if self.common is None else self.common
+            share = self.rate * e + (common - self.rate) * mean
             layer.site = replace(layer.site, v0=layer.site.v0 + layer.T * share)
         else:
             layer.site = with_bias(layer.site, e)

@@ -115,7 +115,7 @@ def _pure(program: ExportedProgram) -> ExportedProgram:
         ) from e
 
 
-#: Operations that write nowhere and that torch leaves as they are.
+#: Operations that write nowhere, and whose rules give the same whether torch makes a program pure or not.
 _PURE = {
     torch.ops.aten.conv2d.default,
     torch.ops.aten.linear.default,

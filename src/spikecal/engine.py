@@ -17,7 +17,7 @@ from torch import Tensor
 from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
-from .kernels import choose, conv_form, padded_bias, padded_threshold, two
+from .kernels import choose, conv_form, padded_bias, padded_threshold, pooled_rate, two
 from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape
 from .simulation import Instruction, Neurons, Site, State, needed, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
@@ -32,7 +32,7 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
     program = snn_program(graph, sites)
     if not is_native(graph, engine):
         return program
-    planner = _Planner(graph, _heights(graph, sites), rates, always=engine == "event")
+    planner = _Planner(graph, _heights(graph, sites), _with_pools(graph, rates), always=engine == "event")
     return needed([_instruction(planner, step, sites) for step in program])
 
 
@@ -161,6 +161,15 @@ def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
         if height is not None:
             heights[node.name] = height
     return heights
+
+
+def _with_pools(graph: Graph, rates: Mapping[str, float]) -> dict[str, float]:
+    """Firing rates of neurons, and of the max-pools behind them."""
+    found = dict(rates)
+    for node in graph.nodes:
+        if isinstance(node.op, MaxPool | AdaptiveMaxPool) and node.inputs[0] in found:
+            found[node.name] = pooled_rate(found[node.inputs[0]], graph.by_name[node.inputs[0]].shape, node.shape)
+    return found
 
 
 def _height(node: Node, site: Site | None) -> Tensor | None:

@@ -54,7 +54,7 @@ class LayerError:
 
     steps: int
     error: float  # ‖x − s̄‖² / ‖x‖²
-    parts: ErrorParts  # with the currents of the same steps
+    parts: ErrorParts  # with what has arrived by then, which is more steps of input where neurons fire with a delay
     correlation: float  # of s̄ with x
 
 
@@ -75,7 +75,7 @@ class LayerResult:
     calibration_error: float | None  # the same on the calibration images
     parts: ErrorParts
     correlation: float  # of s̄ with x
-    error_over_time: list[LayerError]  # after 1, 2, 4, ... and T of its steps, on the first PROFILED images
+    error_over_time: list[LayerError]  # after 1, 2, 4, ... and T of its steps, on the profiled images
     dead_share: float  # neurons that never fired
     saturated_share: float  # of neurons and images: fired at every step
 
@@ -85,6 +85,7 @@ class Evaluation:
     """Accuracies are shares of images, None where there were no labels; with a metric, nothing is said of classes."""
 
     images: int
+    profiled: int  # of them, the first, whose errors are followed over time
     T: int  # steps in which a layer fires
     latency: int  # steps until the last layer has done so: T, and more with firing delay
     recipe: str
@@ -171,7 +172,7 @@ class _LayerSums:
     rates: Tensor | None = None  # (C,)
     by_step: list[Tensor] = field(default_factory=list)  # spikes, (t,), t steps after t steps
     saturated: float = 0.0
-    errors: _ErrorSums = field(default_factory=lambda: _ErrorSums())
+    errors: _ErrorSums = field(default_factory=_ErrorSums)
     profile: dict[int, _ErrorSums] = field(default_factory=dict)  # by steps, of some images
     steps: int = 0  # of the images in hand that have been seen
     total: Tensor | None = None  # of their spikes so far, (B, C, ...)
@@ -308,7 +309,7 @@ def _run(snn: SpikingNetwork, sums: _Sums, images: tuple[Tensor, ...]) -> tuple[
     z = run_ann(snn.source, images, lambda node, value: _keep_target(sums, node, value))
     ys = snn.currents(images, lambda node, value: _add_spikes(snn, sums, node, value))
     sums.ledger.begin(len(images[0]))
-    for steps in _followed(sums, snn.T):
+    for steps in sorted({integrated for _, integrated in _followed(snn, sums)}):
         run_steps(_mean_program(snn, sums, steps), images, 1, {}, None, None)
     for layer in sums.layers.values():
         layer.steps, layer.total, layer.target = 0, None, None
@@ -353,16 +354,18 @@ def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> N
     by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
     layer.rates = _plus(layer.rates, by_channel * share)
     layer.by_step.append(spikes_by_step(value))
-    for steps in _followed(sums, snn.T):
+    for steps in {steps for pair in _followed(snn, sums) for steps in pair}:
         if layer.steps < steps <= layer.steps + value.steps:
             layer.means[steps] = _plus(layer.total, _first_steps(value, steps - layer.steps)) / steps
     layer.total = _plus(layer.total, mean * value.steps)
     layer.steps += value.steps
 
 
-def _followed(sums: _Sums, T: int) -> list[int]:
-    """After how many steps the images in hand are looked at."""
-    return checkpoints(T) if sums.images < PROFILED else [T]
+def _followed(snn: SpikingNetwork, sums: _Sums) -> set[tuple[int, int]]:
+    """After how many steps the layers are looked at, and how many steps of their input they have integrated by then."""
+    delays = {site.delay for site in snn.sites.values() if isinstance(site, Neurons)}
+    times = checkpoints(snn.T) if sums.images < PROFILED else [snn.T]
+    return {(steps, min(steps + delay, snn.T)) for steps in times for delay in delays}
 
 
 def checkpoints(T: int) -> list[int]:
@@ -391,37 +394,48 @@ def _run_on_means(
     snn: SpikingNetwork, sums: _Sums, until: int, step: Instruction, inputs: Sequence[Value], steps: int, state: State
 ) -> Value:
     if isinstance(step.node.op, Activation):
-        layer, profiled = sums.layers[step.node.name], sums.images < PROFILED
-        return _account(snn, step.node, layer, until, inputs[0].data, profiled)
+        return _account(snn, step.node, sums, until, inputs[0].data)
     if until == snn.T:
         sums.ledger.note(step.node, [value.data for value in inputs])
     return step.run(inputs, steps, state)
 
 
-def _account(snn: SpikingNetwork, node: Node, layer: _LayerSums, steps: int, arriving: Tensor, profiled: bool) -> Value:
-    """Take stock of one layer, given the mean current that arrives there; and go on with its mean spikes."""
-    site, x, s = snn.sites[node.name], layer.target, layer.means[steps]
+def _account(snn: SpikingNetwork, node: Node, sums: _Sums, integrated: int, arriving: Tensor) -> Value:
+    """Take stock of one layer, given the mean current of so many steps; and go on with its mean spikes of as many."""
+    site, layer = snn.sites[node.name], sums.layers[node.name]
+    x, fresh = layer.target, max(0, PROFILED - sums.images)
     assert isinstance(site, Neurons) and x is not None
-    reached = error_steps(arriving, x, s, steps, site, partial(node.op.run, snn.graph.tensors))
-    if profiled:
-        layer.profile.setdefault(steps, _ErrorSums()).add(x, s, reached)
-    if steps == snn.T:
-        layer.errors.add(x, s, reached)
-        layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
-        fired = (s > 0).any(0)
-        layer.fired = fired if layer.fired is None else layer.fired | fired
-    return Value(s)
+    for steps in (k for k, until in _followed(snn, sums) if until == min(k + site.delay, snn.T) == integrated):
+        s = layer.means[steps]
+        reached = error_steps(arriving, x, s, steps, site, partial(node.op.run, snn.graph.tensors), integrated)
+        if fresh:
+            some = layer.profile.setdefault(steps, _ErrorSums())
+            some.add(x[:fresh], s[:fresh], [value.expand_as(x)[:fresh] for value in reached])
+        if steps == snn.T:
+            layer.errors.add(x, s, reached)
+            layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
+            fired = (s > 0).any(0)
+            layer.fired = fired if layer.fired is None else layer.fired | fired
+    return Value(layer.means[integrated])
 
 
 def error_steps(
-    arriving: Tensor, x: Tensor, s: Tensor, T: int, site: Neurons, activation: Callable[[Tensor], Tensor]
+    arriving: Tensor,
+    x: Tensor,
+    s: Tensor,
+    T: int,
+    site: Neurons,
+    activation: Callable[[Tensor], Tensor],
+    integrated: int | None = None,
 ) -> list[Tensor]:
     """From the ANN's x to the mean spikes s̄ of a layer, each (B, C, ...): x, x', x' clipped, in whole spikes, s̄.
 
-    Currents and spikes are means over the first T steps. Of the constant current that neurons have of their own, up to
-    θ/2T makes good for the floor, and the rest belongs to what arrives.
+    Spikes are means over the first T steps, `arriving` is that over the steps that have been integrated by then. Of the
+    constant current that neurons have of their own, up to θ/2T makes good for the floor, and the rest belongs to what
+    arrives.
     """
-    own = site.bias + site.v0 / T
+    share = (integrated or T) / T
+    arriving, own = arriving * share, site.bias * share + site.v0 / T
     if site.temporal is not None:
         own = own + mean_over_time(site.temporal[:T])
     floor = torch.minimum(own.clamp(min=0), site.threshold / (2 * T))
@@ -440,6 +454,7 @@ def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:
     operations = sums.ledger.result()
     return Evaluation(
         images=sums.images,
+        profiled=min(sums.images, PROFILED),
         T=snn.T,
         latency=snn.latency,
         recipe=snn.recipe.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -113,7 +113,12 @@ def pool_spikes(
         for axis, (n, m) in enumerate(zip(size, space, strict=True))
     ]
     fired = native.pool(x.bits.contiguous(), *past, *windows)
-    return PackedSpikes(fired, x.channel_height, shape, x.rate), past
+    return PackedSpikes(fired, x.channel_height, shape, pooled_rate(x.rate, x.shape, shape)), past
+
+
+def pooled_rate(rate: float, before: Sequence[int], after: Sequence[int]) -> float:
+    """About how often the busiest neuron of a window fires."""
+    return min(1.0, rate * sqrt(prod(before) / max(1, prod(after))))
 
 
 def _outputs_of(op: MaxPool | AdaptiveMaxPool, axis: int, inputs: int, outputs: int) -> list[list[int]]:
@@ -151,11 +156,12 @@ def scan_floats(
     """
     if current.dtype != torch.float32 or current.device.type != "cpu" or native.library() is None:
         return None
-    v, bias, threshold = (torch.empty_like(current[0]).copy_(x) for x in (v0, bias, threshold))
+    v = torch.empty_like(current[0])  # dense, and laid out like the current if that is
     for x in (current, *(() if more is None else (more,))):
         layouts = zip(x.shape[1:], x.stride()[1:], v.stride(), strict=True)
-        if x.dtype != v.dtype or any(own != dense for size, own, dense in layouts if size > 1):
+        if x.dtype != v.dtype or not x.numel() or any(own != dense for size, own, dense in layouts if size > 1):
             return None
+    v, bias, threshold = v.copy_(v0), torch.empty_like(v).copy_(bias), torch.empty_like(v).copy_(threshold)
     return native.scan(current, bias, threshold, v, more), v
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
@@ -177,9 +178,13 @@ def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: boo
     current = delayed(current, neurons.delay)
     if neurons.temporal is not None:
         current = current + neurons.temporal.unsqueeze(1)
-    simulate = signed_integrate_and_fire if neurons.signed else integrate_and_fire
-    spikes, v = simulate(current, neurons.threshold, neurons.v0 if v is None else v)
-    return Value(spikes, constant=False, height=None if neurons.signed else neurons.threshold), v
+    v = neurons.v0 if v is None else v
+    if neurons.signed:
+        spikes, v = signed_integrate_and_fire(current, neurons.threshold, v)
+        return Value(spikes, constant=False), v
+    found = scan_floats(current, torch.zeros_like(neurons.bias), neurons.threshold, v)
+    spikes, v = integrate_and_fire(current, neurons.threshold, v) if found is None else found
+    return Value(spikes, constant=False, height=neurons.threshold), v
 
 
 def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], steps: int) -> dict[str, Value]:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,10 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tens
     steps = {"a step of the current": current[0], "bias": bias, "threshold": threshold, "v": v}
     if more is not None:
         steps["a step of the second current"] = more[0]
-        if len(more) != len(current) or not more.stride(0):
+        if len(more) != len(current) or more.stride(0) < more[0].numel():
             raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
+    if not _is_dense(v):
+        raise ValueError(f"the native kernels want v without gaps or overlaps, not with strides {v.stride()}")
     for name, x in steps.items():
         alike = all(a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1)
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
@@ -196,6 +199,16 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tens
         torch.get_num_threads(),
     )
     return spikes
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether every place of a block of memory holds one value, in the order of any permutation of the axes."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return x.numel() == 0
+        expected *= size
+    return True
 
 
 def pack_spikes(dense: Tensor) -> Tensor:
@@ -262,18 +275,20 @@ def run(
     Without a threshold there are no neurons, and the currents are given, (T, N, H, W, padded C). convs: what they are
     like, their spikes as bits, and packed weights. The rest is as `struct Layer` says; v is updated.
     """
+    if (shortcut is None) != (height is None) or (threshold is None) != (v is None):
+        raise ValueError("a shortcut needs the height of its spikes, and a threshold the potentials v")
+    if delay < 0 or len({form.groups for form, _, _ in convs}) > 1:
+        raise ValueError("the native kernels want a delay of 0 or more, and convolutions with as many groups each")
     channels, *space = shape
     floats, bits = (images, *space, padded(channels)), (steps, images, *space, words(channels))
     shared = constant is not None and len(constant) == 1  # by all images
     _check("constant", constant, (1 if shared else images, *floats[1:]))
     _check("addend", addend, (steps, *floats))
     _check("shortcut", shortcut, bits, torch.int64)
-    _check("height", height, None if shortcut is None else floats[-1:])
+    _check("height", height, floats[-1:])
     _check("bias", bias, (steps, floats[-1]))
     _check("threshold", threshold, floats[-1:])
-    _check("v", v, None if threshold is None else floats)
-    if (shortcut is None) != (height is None) or (threshold is None) != (v is None):
-        raise ValueError("a shortcut needs the height of its spikes, and a threshold the potentials v")
+    _check("v", v, floats)
     forms = (Conv * len(convs))()
     for i, (form, spikes, weights) in enumerate(convs):
         _check_form(form, channels)
@@ -291,7 +306,7 @@ def run(
         ctypes.addressof(forms),
         len(convs),
         *(steps, images, *space, channels),
-        constant_stride=0 if constant is None or shared else constant[0].numel(),
+        constant_stride=0 if constant is None or shared else prod(constant.shape[1:]),
         delay=delay,
         threads=torch.get_num_threads(),
         **{name: x.data_ptr() for name, x in pointers.items() if x is not None},
@@ -303,7 +318,7 @@ def run(
     return found, events
 
 
-def _check(name: str, x: Tensor | None, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) -> None:
+def _check(name: str, x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
     """The kernels trust what they are given, so nothing else may reach them."""
     if x is None:
         return
@@ -321,6 +336,9 @@ def _check_form(form: Conv, outputs: int) -> None:
         raise ValueError(f"the native kernels cannot do a convolution of these sizes: {sizes}")
     if form.in_channels % form.groups or outputs % form.groups:
         raise ValueError(f"{form.in_channels} channels and {outputs} outputs do not go into {form.groups} groups")
+    depthwise = form.groups == form.in_channels == outputs
+    if form.groups > 1 and not depthwise and outputs // form.groups % lanes():
+        raise ValueError(f"{outputs} outputs in {form.groups} groups do not go into vectors of {lanes()}")
     for axis in ("h", "w"):
         size, window, hop, seen = (getattr(form, f"{name}_{axis}") for name in ("in", "window", "hop", "map"))
         if (seen - 1) * hop + window > size:

@@ -84,7 +84,7 @@ function oneLayer() {
   const after = layer.error_over_time, follow = (name, of, more) => ({ x: after.map((e) => e.steps), y: after.map(of), name, mode: "lines+markers", ...more });
   draw("growth", [follow("error", (e) => e.error, { line: { color: color("ink"), width: 3 } }), ...PARTS.map((part) => follow(part, (e) => e.parts[part], { line: { color: color(part) } })),
     follow("1 − correlation", (e) => 1 - e.correlation, { line: { color: color("soft"), dash: "dot" } })], {
-    xaxis: { title: { text: "after so many steps of the layer" }, type: "log", tickvals: after.map((e) => e.steps) }, yaxis: { title: { text: "error" }, rangemode: "tozero" },
+    xaxis: { title: { text: `after so many steps of the layer, ${data.profiled} images` }, type: "log", tickvals: after.map((e) => e.steps) }, yaxis: { title: { text: "error" }, rangemode: "tozero" },
   });
   const [steps, rows] = layer.raster[image];
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "square", size: 4, color: color("snn") } }], {
