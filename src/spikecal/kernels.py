@@ -67,7 +67,8 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
     pooled = form.window_h * form.window_w
     events = 7 * form.kernel_h * form.groups + taps * rate * pooled * vectors * 0.5
     tables = taps / 4 * vectors * 0.52  # more than measured: they are larger than weights, and few images reuse them
-    dense = taps * outputs * 0.021 + 0.5 * (form.in_channels * form.stride_h * form.stride_w + outputs)
+    read = form.in_channels * form.stride_h * form.stride_w  # of bits that become floats
+    dense = taps * outputs * 0.024 + 0.5 * (read + outputs) + (read * pooled if pooled > 1 else 0)
     if is_pooled(form) or (form.groups > 1 and (per_group % 4 or 64 % per_group)):
         tables = float("inf")  # what is looked up must lie in one word
     if taps * min(outputs, 64) * 16 > 2**20:
