@@ -244,8 +244,8 @@ def other_libraries(rounds: int) -> Iterator[Row]:
                 ratio, off = best[library] / (T * best["ANN"]), (found - wanted).abs().amax(1)  # (B,)
                 share = float((off > 1e-3 * wanted.abs().max()).double().mean())
                 same = float((found.argmax(1) == wanted.argmax(1)).double().mean())
-                if share > 0.1 and "hard reset" not in library:
-                    raise RuntimeError(f"{library} computes something else: {share:.0%} of the images differ")
+                if same < 0.9 and "hard reset" not in library:
+                    raise RuntimeError(f"{library} computes something else: only {same:.0%} of the answers are alike")
                 print(f"T={T}  batch {batch}  {library:26s} {ratio:.2f} × T × ANN, {share:.2f} off", flush=True)
                 times = (f"{best[library]:.5f}", f"{best['ANN']:.5f}", f"{ratio:.3f}")
                 row = (*times, f"{float(off.max()):.2g}", f"{share:.3f}", f"{same:.3f}")
