@@ -572,6 +572,19 @@ def test_a_simulation_does_no_more_than_it_did(
     assert work.bytes <= bytes_per_image * len(x)
 
 
+@pytest.mark.parametrize("engine", ["event", "auto"])
+def test_the_same_spikes_on_any_number_of_threads(residual: tuple[sc.SpikingNetwork, Tensor], engine: str) -> None:
+    snn, x = residual
+    snn.engine = engine
+    found = []
+    for count in (1, 2, 7):
+        with use_threads(count):
+            found.append((snn(x), snn(x[:1])))  # one image is shared out by rows
+    for many, one in found[1:]:
+        assert torch.equal(many, found[0][0])
+        assert torch.equal(one, found[0][1])
+
+
 def test_a_conversion_does_no_more_than_it_did(residual: tuple[sc.SpikingNetwork, Tensor]) -> None:
     snn, x = residual
     with count_work() as work:
