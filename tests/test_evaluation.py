@@ -140,8 +140,18 @@ def test_rates_and_operations_step_by_step(recipe: sc.Recipe) -> None:
             assert after.error == pytest.approx(float(wrong), rel=1e-6)
             pair = np.corrcoef(target.flatten(), mean.flatten())[0, 1]
             assert after.correlation == pytest.approx(0.0 if np.isnan(pair) else pair, abs=1e-6)
+            now = train[: after.steps]
+            net = (now.sign().double().mean(0)).mean(0)  # (C, ...)
+            assert after.firing_rate == pytest.approx(float(net.mean()))
+            axis = snn.graph.channel_axis(snn.graph.by_name[layer.name]) % net.ndim
+            channels = net.movedim(axis, 0).flatten(1).mean(1)
+            assert after.channel_rates == pytest.approx(np.quantile(channels, (0, 0.25, 0.5, 0.75, 1)).tolist())
+            assert after.dead_share == pytest.approx(float((~(mean > 0).any(0)).double().mean()), abs=1e-6)
+            assert after.saturated_share == pytest.approx(float((now > 0).all(0).double().mean()))
         assert [after.steps for after in layer.error_over_time] == [1, 2, 4, 8]
-        assert layer.error_over_time[-1] == LayerError(8, layer.error, layer.parts, layer.correlation)
+        last = layer.error_over_time[-1]
+        assert (last.error, last.parts, last.correlation) == (layer.error, layer.parts, layer.correlation)
+        assert (last.dead_share, last.saturated_share) == (layer.dead_share, layer.saturated_share)
     assert len(result.operations_over_time) == snn.latency
     assert result.operations_over_time[-1] == pytest.approx(result.operations.synaptic_operations)
     assert np.all(np.diff(result.operations_over_time) >= 0)

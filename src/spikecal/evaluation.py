@@ -50,9 +50,13 @@ class ErrorParts:
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far the mean spikes s̄ of a layer after some of its steps are from the ANN's activation x."""
+    """Of a layer after some of its steps: how its mean spikes s̄ are spread, and how far from the ANN's activation x."""
 
     steps: int
+    firing_rate: float  # spikes per neuron and step; of signed neurons those up less those down
+    channel_rates: list[float]  # the least, the quartiles, the highest
+    dead_share: float  # neurons that have not fired yet
+    saturated_share: float  # of neurons and images: fired at every step so far
     error: float  # ‖x − s̄‖² / ‖x‖²
     parts: ErrorParts  # with what has arrived by then, which is more steps of input where neurons fire with a delay
     correlation: float  # of s̄ with x
@@ -148,10 +152,18 @@ class _ErrorSums:
 
     norms: Tensor | None = None  # of x − s̄ and its parts, squared
     moments: Tensor | None = None  # x, s̄, x², s̄², x·s̄
+    rates: Tensor | None = None  # of the channels, (C,)
+    fired: Tensor | None = None  # ever, (C, ...)
+    saturated: float = 0.0
     values: int = 0
+    images: int = 0
 
-    def add(self, x: Tensor, s: Tensor, reached: Sequence[Tensor]) -> None:
-        """reached: the way from x to s̄."""
+    def add(self, x: Tensor, s: Tensor, reached: Sequence[Tensor], rates: Tensor, full: Tensor) -> None:
+        """reached: the way from x to s̄; rates: (C,), summed over the images; full: what s̄ is at least if saturated."""
+        self.rates = _plus(self.rates, rates)
+        self.fired = (s > 0).any(0) | (False if self.fired is None else self.fired)
+        self.saturated += float((s >= full).sum())
+        self.images += len(x)
         differences = [x - s, *(a - b for a, b in itertools.pairwise(reached))]
         self.norms = _plus(self.norms, torch.stack([d.square().sum(dtype=torch.float64) for d in differences]))
         moments = (x, s, x * x, s * s, x * s)
@@ -160,9 +172,19 @@ class _ErrorSums:
 
     def result(self, steps: int) -> LayerError:
         assert self.norms is not None and self.moments is not None
-        power = float(self.moments[2])
+        assert self.rates is not None and self.fired is not None
+        power, rates = float(self.moments[2]), self.rates / self.images
         error, *parts = [float(n) / power if power else float(n > 0) for n in self.norms]
-        return LayerError(steps, error, ErrorParts(*parts), _correlation(self.moments / self.values))
+        return LayerError(
+            steps=steps,
+            firing_rate=float(rates.mean()),
+            channel_rates=rates.quantile(torch.linspace(0, 1, 5, dtype=rates.dtype, device=rates.device)).tolist(),
+            dead_share=1 - float(self.fired.float().mean()),
+            saturated_share=self.saturated / self.values,
+            error=error,
+            parts=ErrorParts(*parts),
+            correlation=_correlation(self.moments / self.values),
+        )
 
 
 @dataclass
@@ -171,14 +193,12 @@ class _LayerSums:
 
     rates: Tensor | None = None  # (C,)
     by_step: list[Tensor] = field(default_factory=list)  # spikes, (t,), t steps after t steps
-    saturated: float = 0.0
     errors: _ErrorSums = field(default_factory=_ErrorSums)
     profile: dict[int, _ErrorSums] = field(default_factory=dict)  # by steps, of some images
     steps: int = 0  # of the images in hand that have been seen
     total: Tensor | None = None  # of their spikes so far, (B, C, ...)
     means: dict[int, Tensor] = field(default_factory=dict)  # their s̄ after so many steps, (B, C, ...)
     target: Tensor | None = None  # their x
-    fired: Tensor | None = None  # ever, (C, ...)
 
 
 @dataclass
@@ -349,16 +369,20 @@ def _add_spikes(snn: SpikingNetwork, sums: _Sums, node: Node, value: Value) -> N
     layer, site = sums.layers[node.name], snn.sites[node.name]
     assert isinstance(site, Neurons)
     mean, share = value.mean(), value.steps / snn.T  # (B, C, ...)
-    rates = site.rate(value, mean).sum(0, dtype=torch.float64).expand(node.shape)  # (C, ...)
-    axis = snn.graph.channel_axis(node) % max(1, len(node.shape))
-    by_channel = rates.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else rates.reshape(1)
-    layer.rates = _plus(layer.rates, by_channel * share)
+    layer.rates = _plus(layer.rates, _by_channel(snn.graph, node, site.rate(value, mean)) * share)
     layer.by_step.append(spikes_by_step(value))
     for steps in {steps for pair in _followed(snn, sums) for steps in pair}:
         if layer.steps < steps <= layer.steps + value.steps:
             layer.means[steps] = _plus(layer.total, _first_steps(value, steps - layer.steps)) / steps
     layer.total = _plus(layer.total, mean * value.steps)
     layer.steps += value.steps
+
+
+def _by_channel(graph: Graph, node: Node, rates: Tensor) -> Tensor:
+    """Of single neurons, (B, C, ...) -> (C,): means over each channel, summed over the images."""
+    total = rates.sum(0, dtype=torch.float64).expand(node.shape)  # (C, ...)
+    axis = graph.channel_axis(node) % max(1, len(node.shape))
+    return total.movedim(axis, 0).reshape(node.shape[axis], -1).mean(1) if node.shape else total.reshape(1)
 
 
 def _followed(snn: SpikingNetwork, sums: _Sums) -> set[tuple[int, int]]:
@@ -406,16 +430,15 @@ def _account(snn: SpikingNetwork, node: Node, sums: _Sums, integrated: int, arri
     x, fresh = layer.target, max(0, PROFILED - sums.images)
     assert isinstance(site, Neurons) and x is not None
     for steps in (k for k, until in _followed(snn, sums) if until == min(k + site.delay, snn.T) == integrated):
-        s = layer.means[steps]
+        s, full = layer.means[steps], site.threshold * (1 - 0.5 / steps)
+        rates = partial(_by_channel, snn.graph, node)
         reached = error_steps(arriving, x, s, steps, site, partial(node.op.run, snn.graph.tensors), integrated)
         if fresh:
             some = layer.profile.setdefault(steps, _ErrorSums())
-            some.add(x[:fresh], s[:fresh], [value.expand_as(x)[:fresh] for value in reached])
+            way = [value.expand_as(x)[:fresh] for value in reached]
+            some.add(x[:fresh], s[:fresh], way, rates(s[:fresh] / site.threshold), full)
         if steps == snn.T:
-            layer.errors.add(x, s, reached)
-            layer.saturated += float((s >= site.threshold * (1 - 0.5 / snn.T)).sum())
-            fired = (s > 0).any(0)
-            layer.fired = fired if layer.fired is None else layer.fired | fired
+            layer.errors.add(x, s, reached, rates(s / site.threshold), full)
     return Value(layer.means[integrated])
 
 
@@ -500,7 +523,7 @@ def _neurons_behind(graph: Graph, name: str) -> set[str]:
 
 def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: int) -> LayerResult:
     site, neurons = snn.sites[node.name], prod(node.shape)
-    assert isinstance(site, Neurons) and layer.fired is not None and layer.rates is not None
+    assert isinstance(site, Neurons) and layer.rates is not None
     rates, known, errors = layer.rates / images, snn.statistics.get(node.name), layer.errors.result(snn.T)
     by_step = torch.cat(layer.by_step).reshape(-1, snn.T).sum(0) / (images * max(1, neurons))
     return LayerResult(
@@ -518,8 +541,8 @@ def _layer_result(snn: SpikingNetwork, node: Node, layer: _LayerSums, images: in
         parts=errors.parts,
         correlation=errors.correlation,
         error_over_time=[found.result(steps) for steps, found in sorted(layer.profile.items())],
-        dead_share=1 - float(layer.fired.float().mean()),
-        saturated_share=layer.saturated / (images * neurons),
+        dead_share=errors.dead_share,
+        saturated_share=errors.saturated_share,
     )
 
 
