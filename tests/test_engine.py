@@ -17,10 +17,11 @@ import zoo
 from helpers import converted, inputs, shell, spike_trains, twin_of
 from spikecal import native
 from spikecal.bench import bench, use_threads
-from spikecal.engine import lowered
+from spikecal.engine import lowered, with_channels_last
 from spikecal.functional import increments, integrate_and_fire
-from spikecal.kernels import pool_spikes, scan_floats
-from spikecal.ops import AdaptiveMaxPool, MaxPool
+from spikecal.kernels import choose, conv_form, pool_spikes, scan_floats
+from spikecal.ops import AdaptiveMaxPool, Conv, MaxPool
+from spikecal.thresholds import add_cells
 from spikecal.values import PackedSpikes
 from spikecal.work import count_work
 
@@ -477,6 +478,43 @@ def test_half_of_what_belongs_together_is_refused() -> None:
             native.run(**{**arguments(), name: None})
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_values_are_counted_by_cells_as_torch_does(threads: int) -> None:
+    x = torch.randn(5, 4000).mul(2).round(decimals=1)  # many on the very border of a cell
+    x[0, :2], x[4] = torch.tensor([torch.nan, -torch.inf]), -1.0
+    top = torch.tensor([3.0, 1.0, 0.1, 7.7, 2.0], dtype=torch.float64)
+    (n, s), (m, r) = ([torch.zeros(5, 31, dtype=torch.float64) for _ in range(2)] for _ in range(2))
+    for part in x.split(1500, dim=1):
+        with use_threads(threads):
+            add_cells(part, top, n, s)
+        add_cells(part.double(), top, m, r)  # which the kernels do not take
+    assert torch.equal(n, m)
+    torch.testing.assert_close(s, r)
+    assert n.sum(1).tolist() == (x > 0).sum(1).tolist()
+
+
+def test_the_dense_engine_computes_channels_last() -> None:
+    snn = in_float32("resnet_block")
+    for node in (n for n in with_channels_last(snn.graph).nodes if isinstance(n.op, Conv)):
+        before, after = (g.tensors[node.op.weight] for g in (snn.graph, with_channels_last(snn.graph)))  # type: ignore[attr-defined]
+        assert after.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(before, after)
+    snn.engine = "dense"
+    layouts = []
+    snn.currents(images("resnet_block"), lambda node, value: layouts.append(value.data[0]) if node.shape[1:] else None)
+    assert layouts
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in layouts)
+
+
+def test_taps_on_padding_cost_no_events() -> None:
+    """A kernel over a map of 2 × 2 pixels reads four of its nine taps, so events pay at twice the rate."""
+    conv = Conv("", padding=(1, 1))
+    for size, way in ((32, "dense"), (2, "events")):
+        form = conv_form(conv, (3, 3), (256, size, size), 256)
+        assert form is not None
+        assert choose(form, 256, 0.5) == way
+
+
 @pytest.mark.parametrize("engine", ["dense", "event", "auto"])
 @pytest.mark.parametrize("recipe", ["light", "best", "pipelined"])
 def test_no_images_give_no_answers(residual: tuple[sc.SpikingNetwork, Tensor], engine: str, recipe: str) -> None:
@@ -503,6 +541,7 @@ def test_the_dense_engine_is_the_same_without_kernels(
 def test_other_kernels_refuse_wrong_buffers() -> None:
     bits, height = torch.zeros(2, 3, 1, dtype=torch.int64), torch.ones(20)
     counts, most = (torch.zeros(1, 2, 2, 4, dtype=torch.int32) for _ in range(2))
+    cells = [torch.ones(2, dtype=torch.float64), *(torch.zeros(2, 4, dtype=torch.float64) for _ in range(2))]
     wrong: list[Callable[[], object]] = [
         lambda: native.unpack(bits, torch.ones(70)),
         lambda: native.unpack(bits.int(), height),
@@ -513,6 +552,11 @@ def test_other_kernels_refuse_wrong_buffers() -> None:
         lambda: native.scan(torch.zeros(2, 4, 64), *(torch.zeros(1).expand(4, 64) for _ in range(3))),
         lambda: native.scan(torch.zeros(2, 4, 64)[:, :, ::2], *(torch.zeros(4, 64)[:, ::2] for _ in range(3))),
         lambda: native.scan(torch.zeros(2, 4), *(torch.zeros(4) for _ in range(3)), torch.zeros(1, 4).expand(2, 4)),
+        lambda: native.add_cells(torch.zeros(2, 5).double(), *cells),
+        lambda: native.add_cells(torch.zeros(3, 5), *cells),
+        lambda: native.add_cells(torch.zeros(2, 5), cells[0].float(), *cells[1:]),
+        lambda: native.add_cells(torch.zeros(2, 5), torch.zeros_like(cells[0]), *cells[1:]),
+        lambda: native.add_cells(torch.zeros(2, 5), cells[0], cells[1], cells[2][:, :3]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts, most, [[0], [9]], [[0], [1]]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts.long(), most, [[0]], [[0], [1]]),
     ]
@@ -591,5 +635,5 @@ def test_a_conversion_does_no_more_than_it_did(residual: tuple[sc.SpikingNetwork
         sc.convert(shell(snn.source), x, 8, "light", memory=10**9)
     assert work.node_steps <= 67 * len(x)
     assert work.neuron_steps == 2 * 8 * 4 * len(x)  # once for the error, once for what comes behind
-    assert work.calls <= 18
+    assert work.calls <= 21
     assert work.bytes <= 1_064_200 * len(x)

@@ -65,7 +65,7 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
     per_group = form.in_channels // form.groups
     taps, vectors = form.kernel_h * form.kernel_w * per_group, max(1, outputs // 8)
     pooled = form.window_h * form.window_w
-    events = 7 * form.kernel_h * form.groups + taps * rate * pooled * vectors * 0.5
+    events = 7 * form.kernel_h * form.groups + taps * _inside(form) * rate * pooled * vectors * 0.5
     tables = taps / 4 * vectors * 0.52  # more than measured: they are larger than weights, and few images reuse them
     read = form.in_channels * form.stride_h * form.stride_w  # of bits that become floats
     dense = taps * outputs * 0.024 + 0.5 * (read + outputs) + (read * pooled if pooled > 1 else 0)
@@ -75,6 +75,17 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
         tables = float("inf")  # the tables of one block of outputs would not stay in the cache
     costs = {"events": events, "tables": tables, "dense": dense}
     return min(costs, key=lambda k: costs[k])
+
+
+def _inside(form: native.Conv) -> float:
+    """The share of the taps of a kernel that do not lie on padding, on average over all of its places."""
+    share = 1.0
+    for axis in ("h", "w"):
+        names = ("map", "kernel", "stride", "pad", "dilation")
+        size, kernel, stride, pad, dilation = (getattr(form, f"{name}_{axis}") for name in names)
+        first = range(-pad, max(1 - pad, size + pad - dilation * (kernel - 1)), stride)
+        share *= sum(0 <= i + dilation * k < size for i in first for k in range(kernel)) / (kernel * len(first))
+    return share
 
 
 def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequence[int]) -> Tensor | None:

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from . import native
+
 SCRATCH = 64  # bytes that an update needs beside each value that it takes in, at most
 
 
@@ -179,7 +181,7 @@ class _ByCells:
     """
 
     top: Tensor | None = None
-    counts: Tensor | None = None  # (rows · cells)
+    counts: Tensor | None = None  # (rows, cells + 1)
     sums: Tensor | None = None
     seen: int = 0  # in every row
     final: bool = False
@@ -198,9 +200,10 @@ class _ByCells:
             self.top = top if self.top is None else torch.maximum(self.top, top)
             return
         assert self.top is not None
-        counts, sums = _cells(x, self.top, self.cells)
-        self.counts = counts if self.counts is None else self.counts + counts
-        self.sums = sums if self.sums is None else self.sums + sums
+        if self.counts is None or self.sums is None:
+            shape = (len(self.top), self.cells + 1)
+            self.counts, self.sums = (torch.zeros(shape, dtype=torch.float64, device=x.device) for _ in range(2))
+        add_cells(x, self.top.double(), self.counts, self.sums)
         self.seen += x.shape[1]
 
     def end_pass(self) -> Tensor | None:
@@ -216,8 +219,7 @@ class _ByCells:
     def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
         """The maxima, (rows,), and number and sum in each cell, (rows, cells)."""
         assert self.top is not None and self.counts is not None and self.sums is not None
-        n, s = (t.view(len(self.top), -1) for t in (self.counts, self.sums))
-        return self.top.double(), n, s
+        return self.top.double(), self.counts, self.sums
 
     def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         """What the rule makes of `by_row`."""
@@ -310,10 +312,14 @@ class _Balance(_ByCells):
         return theta[:, 0]
 
 
-def _cells(x: Tensor, top: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Number and sum of the positive values in each cell of width top/cells, row by row; the last has the top."""
+def add_cells(x: Tensor, top: Tensor, counts: Tensor, sums: Tensor) -> None:
+    """Add number and sum of the positive values in each cell of width top/cells, row by row; the last has the top."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and native.library() is not None:
+        native.add_cells(x.contiguous(), top, counts, sums)
+        return
     row, column = (x > 0).nonzero(as_tuple=True)
-    values = x[row, column].double()
-    cell = (values * cells / top.double()[row]).long().clamp_(max=cells)
-    index, size = row * (cells + 1) + cell, len(top) * (cells + 1)
-    return torch.bincount(index, minlength=size).double(), torch.bincount(index, values, minlength=size)
+    values, cells = x[row, column].double(), counts.shape[1] - 1
+    cell = (values * cells / top[row]).long().clamp_(max=cells)
+    index, size = row * (cells + 1) + cell, counts.numel()
+    counts += torch.bincount(index, minlength=size).view_as(counts)
+    sums += torch.bincount(index, values, minlength=size).view_as(sums)

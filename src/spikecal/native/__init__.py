@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 5
+INTERFACE = 6
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -105,6 +105,8 @@ def library() -> Any:
     lib.spikecal_count.restype = None
     lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_size_t, *(c_void_p,) * 4, c_int)
     lib.spikecal_scan.restype = None
+    lib.spikecal_cells.argtypes = (c_void_p, c_int, c_size_t, c_void_p, c_int, c_void_p, c_void_p, c_int)
+    lib.spikecal_cells.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
     lib.spikecal_pool.argtypes = (POINTER(Pool),)
@@ -209,6 +211,22 @@ def _is_dense(x: Tensor) -> bool:
             return x.numel() == 0
         expected *= size
     return True
+
+
+def add_cells(x: Tensor, top: Tensor, counts: Tensor, sums: Tensor) -> None:
+    """Add number and sum of the positive values of every row of x, (rows, n), to cells, (rows, cells + 1).
+
+    A cell is as wide as one of equal parts between 0 and the top, (rows,), of its row; the last one has the top itself.
+    """
+    rows, cells = counts.shape
+    _check("values", x, (rows, x.shape[1]))
+    for name, t in (("top", top), ("counts", counts), ("sums", sums)):
+        _check(name, t, (rows,) if name == "top" else (rows, cells), torch.float64)
+    if cells < 2 or not bool((top > 0).all()):
+        raise ValueError("the native kernels want at least one cell below the top, and every top above 0")
+    note_work(calls=1)
+    pointers = (counts.data_ptr(), sums.data_ptr(), torch.get_num_threads())
+    library().spikecal_cells(x.data_ptr(), rows, x.shape[1], top.data_ptr(), cells - 1, *pointers)
 
 
 def pack_spikes(dense: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 5; }
+EXPORT int spikecal_interface() { return 6; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -115,6 +115,22 @@ EXPORT void spikecal_scan(const float* current, size_t stride, const float* more
     const size_t from = part * some, count = std::min(some, neurons - from);
     kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, count, bias + from,
                   threshold + from, v + from, spikes + from, neurons);
+  });
+}
+
+// Adds number and sum of the positive values of every row to the cells of width top/cells they lie in; the last cell, of
+// cells + 1, has the top.
+EXPORT void spikecal_cells(const float* x, int rows, size_t n, const double* top, int cells, double* counts,
+                           double* sums, int threads) {
+  share(rows, threads, [&](int row) {
+    double *count = counts + (size_t)row * (cells + 1), *sum = sums + (size_t)row * (cells + 1);
+    for (const float *value = x + row * n, *end = value + n; value < end; ++value)
+      if (*value > 0) {
+        const double cell = (double)*value * cells / top[row];
+        const int64_t i = cell < cells ? (int64_t)cell : cells;
+        ++count[i];
+        sum[i] += *value;
+      }
   });
 }
 
