@@ -483,14 +483,13 @@ def test_values_are_counted_by_cells_as_torch_does(threads: int) -> None:
     x = torch.randn(5, 4000).mul(2).round(decimals=1)  # many on the very border of a cell
     x[0, :2], x[4] = torch.tensor([torch.nan, -torch.inf]), -1.0
     top = torch.tensor([3.0, 1.0, 0.1, 7.7, 2.0], dtype=torch.float64)
-    (n, s), (m, r) = ([torch.zeros(5, 31, dtype=torch.float64) for _ in range(2)] for _ in range(2))
-    for part in x.split(1500, dim=1):
+    natively, by_torch = (torch.zeros(5, 31, 2, dtype=torch.float64) for _ in range(2))
+    for part in (x[:, :3000].unflatten(1, (2, -1)).transpose(0, 1), x[None, :, 3000:]):  # (B, rows, n)
         with use_threads(threads):
-            add_cells(part, top, n, s)
-        add_cells(part.double(), top, m, r)  # which the kernels do not take
-    assert torch.equal(n, m)
-    torch.testing.assert_close(s, r)
-    assert n.sum(1).tolist() == (x > 0).sum(1).tolist()
+            add_cells(part, top, natively)
+        add_cells(part.double(), top, by_torch)  # which the kernels do not take
+    torch.testing.assert_close(natively, by_torch)
+    assert natively[..., 0].sum(1).tolist() == (x > 0).sum(1).tolist()
 
 
 def test_the_dense_engine_computes_channels_last() -> None:
@@ -541,7 +540,7 @@ def test_the_dense_engine_is_the_same_without_kernels(
 def test_other_kernels_refuse_wrong_buffers() -> None:
     bits, height = torch.zeros(2, 3, 1, dtype=torch.int64), torch.ones(20)
     counts, most = (torch.zeros(1, 2, 2, 4, dtype=torch.int32) for _ in range(2))
-    cells = [torch.ones(2, dtype=torch.float64), *(torch.zeros(2, 4, dtype=torch.float64) for _ in range(2))]
+    top, cells = torch.ones(2, dtype=torch.float64), torch.zeros(2, 4, 2, dtype=torch.float64)
     wrong: list[Callable[[], object]] = [
         lambda: native.unpack(bits, torch.ones(70)),
         lambda: native.unpack(bits.int(), height),
@@ -552,11 +551,11 @@ def test_other_kernels_refuse_wrong_buffers() -> None:
         lambda: native.scan(torch.zeros(2, 4, 64), *(torch.zeros(1).expand(4, 64) for _ in range(3))),
         lambda: native.scan(torch.zeros(2, 4, 64)[:, :, ::2], *(torch.zeros(4, 64)[:, ::2] for _ in range(3))),
         lambda: native.scan(torch.zeros(2, 4), *(torch.zeros(4) for _ in range(3)), torch.zeros(1, 4).expand(2, 4)),
-        lambda: native.add_cells(torch.zeros(2, 5).double(), *cells),
-        lambda: native.add_cells(torch.zeros(3, 5), *cells),
-        lambda: native.add_cells(torch.zeros(2, 5), cells[0].float(), *cells[1:]),
-        lambda: native.add_cells(torch.zeros(2, 5), torch.zeros_like(cells[0]), *cells[1:]),
-        lambda: native.add_cells(torch.zeros(2, 5), cells[0], cells[1], cells[2][:, :3]),
+        lambda: native.add_cells(torch.zeros(1, 2, 5).double(), top, cells),
+        lambda: native.add_cells(torch.zeros(2, 3, 5), top, cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top.float(), cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), torch.zeros_like(top), cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top, cells[:, :3]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts, most, [[0], [9]], [[0], [1]]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts.long(), most, [[0]], [[0], [1]]),
     ]

@@ -29,7 +29,7 @@ def watched(rule: Any, x: Tensor, T: int, cuts: tuple[int, ...] = ()) -> tuple[T
     for _ in range(20):
         for part in torch.tensor_split(x, list(cuts), 1):
             if part.shape[1]:
-                accumulator.update(part)
+                accumulator.update(part[None])
         found = accumulator.end_pass()
         if found is not None:
             return found, accumulator
@@ -277,7 +277,7 @@ def test_a_small_memory_gives_the_same_thresholds(name: str, rule: Any) -> None:
 
 def _enough_for_one_site(graph: Graph, rule: Any) -> int:
     accumulator = rule.accumulator(8)
-    accumulator.update(torch.ones(1, 3))
+    accumulator.update(torch.ones(1, 1, 3))
     accumulator.end_pass()
     channels = max(max(n.shape) for n in graph.neurons) if rule.per_channel else 1
     return accumulator.nbytes * channels + 1000

@@ -31,12 +31,15 @@ from .ops import Add, Conv, Linear
 from .replay import Layer
 from .simulation import Neurons, Site, with_bias
 
+FEW = 10  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
+
 
 @dataclass(frozen=True)
 class ClosedFormWeights:
     """Least squares for every convolution and linear layer of a segment, in the order they run.
 
-    ridge: λ, relative to the mean power of the inputs. rows: about how many positions a layer is fitted on, at most.
+    ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs.
+    rows: about how many positions a layer is fitted on, at most; on large maps, an eighth of those of fewer images.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
@@ -44,7 +47,7 @@ class ClosedFormWeights:
 
     ridge: float = 0.1
     masked: bool = True
-    rows: int = 65536
+    rows: int = 32768
     fired: bool = False
     even: float = 1.0
 
@@ -77,7 +80,8 @@ class ClosedFormWeights:
         times = self._times(layer, node, anchor)
         uneven = _Moments(weight, moments.groups) if times else None
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
-        every = max(1, round((layer.images * positions / self.rows) ** 0.5))
+        images = min(layer.images, -(-8 * self.rows // positions))
+        every = max(1, round((images * positions / self.rows) ** 0.5))
         every, sparse = (min(n, *node.shape[1:]) if isinstance(node.op, Conv) else 1 for n in (every, 2 * every))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
         for turn, (part, ann, snn) in enumerate(layer.means()):
@@ -93,6 +97,8 @@ class ClosedFormWeights:
                 early = layer.means_until(t, part)
                 p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
+            if part.stop >= images:
+                break
         delta, shift = moments.solve(self.ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
@@ -188,6 +194,7 @@ class _Moments:
     def solve(self, ridge: float, other: _Moments | None = None, share: float = 0.0) -> tuple[Tensor, Tensor]:
         """ΔW in the shape of the weights, and Δb, (outputs,). The other rows weigh this share of our own."""
         self.centre()
+        ridge *= 1 + FEW * self.gram.shape[1] / self.sums[0][0]
         power = self.gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
         power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
         if other is not None:

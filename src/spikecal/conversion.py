@@ -184,10 +184,11 @@ def _rows(graph: Graph, node: Node, per_channel: bool) -> int:
 
 
 def _by_row(graph: Graph, node: Node, x: Tensor, per_channel: bool) -> Tensor:
-    """(B, C, ...) -> (C, n), or (1, n) if all channels share a threshold."""
+    """(B, C, ...) -> (B, C, n), or (1, 1, n) if all channels share a threshold."""
     if not per_channel or x.ndim == 1:
-        return x.reshape(1, -1)
-    return x.movedim(graph.channel_axis(node) + 1, 0).flatten(1)
+        return x.reshape(1, 1, -1)
+    x = x.movedim(graph.channel_axis(node) + 1, 1)
+    return x.reshape(*x.shape[:2], -1)
 
 
 def _broadcast(graph: Graph, node: Node, threshold: Tensor) -> Tensor:

@@ -160,11 +160,11 @@ def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None)
 
 
 def scan_floats(
-    current: Tensor, bias: Tensor, threshold: Tensor, v0: Tensor, more: Tensor | None = None
+    current: Tensor, bias: Tensor, threshold: Tensor, v0: Tensor, more: Tensor | None = None, in_place: bool = False
 ) -> tuple[Tensor, Tensor] | None:
     """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current, or over two.
 
-    None where the kernels cannot, because one step of them is not dense in memory.
+    None where the kernels cannot, because one step of them is not dense in memory. in_place: the current may go.
     """
     if current.dtype != torch.float32 or current.device.type != "cpu" or native.library() is None:
         return None
@@ -174,7 +174,7 @@ def scan_floats(
         if x.dtype != v.dtype or not x.numel() or any(own != dense for size, own, dense in layouts if size > 1):
             return None
     v, bias, threshold = v.copy_(v0), torch.empty_like(v).copy_(bias), torch.empty_like(v).copy_(threshold)
-    return native.scan(current, bias, threshold, v, more), v
+    return native.scan(current, bias, threshold, v, more, in_place), v
 
 
 def scan(

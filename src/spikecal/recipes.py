@@ -157,18 +157,18 @@ def advanced(
     )  # the paper calibrates weights on 1024 images
 
 
-def best(*, calibration_images: int = 768, **options: Any) -> Recipe:
+def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     """Ours, for few steps: MMSE thresholds, weights by least squares, even currents, potential calibration."""
     options = {"name": "best", **options}
-    potentials = PotentialCalibration(rate=0.5, images=256, common=1.0)
+    potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
     steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials)
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 
-def pipelined(*, delay: int = 1, calibration_images: int = 768, **options: Any) -> Recipe:
+def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
     """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency."""
     options = {"name": "pipelined", **options}
-    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration(rate=0.5, images=256))
+    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration(rate=0.5, images=128))
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, delay=delay, **options)
 
 

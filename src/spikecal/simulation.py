@@ -217,12 +217,18 @@ def snn_program(graph: Graph, sites: Mapping[str, Site]) -> list[Instruction]:
     """The same with neurons in place of activations; they add up the two currents of a sum themselves."""
     return needed(
         [
-            Instruction(step.node, _summands(graph, step.node), partial(_fire_at, step.node, sites[step.node.name]))
-            if isinstance(step.node.op, Activation)
-            else step
+            _firing(graph, step.node, sites[step.node.name]) if isinstance(step.node.op, Activation) else step
             for step in ann_program(graph)
         ]
     )
+
+
+def _firing(graph: Graph, node: Node, neurons: Site) -> Instruction:
+    """Neurons that fire, in the place of what a layer has computed for them alone: memory is what takes the time."""
+    reads = _summands(graph, node)
+    layer = graph.by_name[reads[0]]
+    alone = isinstance(layer.op, Conv | Linear) and len(graph.readers[layer.name]) == 1
+    return Instruction(node, reads, partial(_fire_at, node, neurons, alone))
 
 
 def needed(program: list[Instruction]) -> list[Instruction]:
@@ -245,13 +251,13 @@ def _summands(graph: Graph, node: Node) -> tuple[str, ...]:
     return sum_.inputs if plain and alike and len(set(sum_.inputs)) == 2 else node.inputs
 
 
-def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, state: State) -> Value:
+def _fire_at(node: Node, neurons: Site, in_place: bool, inputs: Sequence[Value], steps: int, state: State) -> Value:
     assert isinstance(neurons, Neurons)
     v = state.get(node.name)
-    found = _fire_on_floats(neurons, inputs, steps, v)
+    found = _fire_on_floats(neurons, inputs, steps, v, in_place)
     if found is None and len(inputs) > 1:
         inputs = [_sum(*inputs)]
-        found = _fire_on_floats(neurons, inputs, steps, v)
+        found = _fire_on_floats(neurons, inputs, steps, v, in_place=True)
     if found is None:
         found = fire(site_current(inputs[0], neurons.bias, steps), neurons, v)
     value, state[node.name] = found
@@ -259,13 +265,15 @@ def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, sta
 
 
 def _fire_on_floats(
-    neurons: Neurons, inputs: Sequence[Value], steps: int, v: Tensor | None
+    neurons: Neurons, inputs: Sequence[Value], steps: int, v: Tensor | None, in_place: bool
 ) -> tuple[Value, Tensor] | None:
     """In one pass over the currents; None where the native kernels cannot."""
     if neurons.needs_all_steps or (len(inputs) > 1 and any(value.constant for value in inputs)):
         return None
-    current, *more = (x.data.expand(steps, *x.data.shape) if x.constant else x.data for x in inputs)
-    found = scan_floats(current, neurons.bias, neurons.threshold, neurons.v0 if v is None else v, *more)
+    current, *others = (x.data.expand(steps, *x.data.shape) if x.constant else x.data for x in inputs)
+    v, more = neurons.v0 if v is None else v, others[0] if others else None
+    in_place = in_place and not inputs[0].constant
+    found = scan_floats(current, neurons.bias, neurons.threshold, v, more, in_place)
     if found is None:
         return None
     note_work(neurons=steps * inputs[0].images)

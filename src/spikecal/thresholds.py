@@ -20,10 +20,10 @@ SCRATCH = 64  # bytes that an update needs beside each value that it takes in, a
 
 
 class Accumulator(Protocol):
-    """Watches the activations of one site, arranged as (rows, values): one row a channel, or one in all."""
+    """Watches the activations of one site, arranged as (B, rows, values): one row a channel, or one in all."""
 
     def update(self, x: Tensor) -> None:
-        """Take in some activations, (rows, n)."""
+        """Take in some activations, (B, rows, n)."""
 
     def end_pass(self) -> Tensor | None:
         """After all images: the thresholds, (rows,), or None to see all images once more."""
@@ -66,7 +66,7 @@ class _Maximum:
     nbytes: int = 8
 
     def update(self, x: Tensor) -> None:
-        top = x.amax(1)
+        top = x.amax((0, 2))
         self.top = top if self.top is None else torch.maximum(self.top, top)
 
     def end_pass(self) -> Tensor:
@@ -109,7 +109,7 @@ class _Quantile:
     nbytes: int = 24 * 2**11  # counts, those of the images in hand, and their sum
 
     def update(self, x: Tensor) -> None:
-        x = x.relu() + 0.0  # no negative zero
+        x = x.transpose(0, 1).flatten(1).relu() + 0.0  # (rows, n), no negative zero
         bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64).long()
         if self.prefix is None:
             self.dtype = x.dtype
@@ -181,8 +181,7 @@ class _ByCells:
     """
 
     top: Tensor | None = None
-    counts: Tensor | None = None  # (rows, cells + 1)
-    sums: Tensor | None = None
+    totals: Tensor | None = None  # number and sum, (rows, cells + 1, 2)
     seen: int = 0  # in every row
     final: bool = False
 
@@ -196,15 +195,14 @@ class _ByCells:
 
     def update(self, x: Tensor) -> None:
         if not self.final:
-            top = x.amax(1)
+            top = x.amax((0, 2))
             self.top = top if self.top is None else torch.maximum(self.top, top)
             return
         assert self.top is not None
-        if self.counts is None or self.sums is None:
-            shape = (len(self.top), self.cells + 1)
-            self.counts, self.sums = (torch.zeros(shape, dtype=torch.float64, device=x.device) for _ in range(2))
-        add_cells(x, self.top.double(), self.counts, self.sums)
-        self.seen += x.shape[1]
+        if self.totals is None:
+            self.totals = torch.zeros(len(self.top), self.cells + 1, 2, dtype=torch.float64, device=x.device)
+        add_cells(x, self.top.double(), self.totals)
+        self.seen += x.shape[0] * x.shape[2]
 
     def end_pass(self) -> Tensor | None:
         assert self.top is not None
@@ -218,8 +216,9 @@ class _ByCells:
 
     def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
         """The maxima, (rows,), and number and sum in each cell, (rows, cells)."""
-        assert self.top is not None and self.counts is not None and self.sums is not None
-        return self.top.double(), self.counts, self.sums
+        assert self.top is not None and self.totals is not None
+        n, s = self.totals.unbind(2)
+        return self.top.double(), n, s
 
     def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         """What the rule makes of `by_row`."""
@@ -312,14 +311,14 @@ class _Balance(_ByCells):
         return theta[:, 0]
 
 
-def add_cells(x: Tensor, top: Tensor, counts: Tensor, sums: Tensor) -> None:
+def add_cells(x: Tensor, top: Tensor, totals: Tensor) -> None:
     """Add number and sum of the positive values in each cell of width top/cells, row by row; the last has the top."""
     if x.dtype == torch.float32 and x.device.type == "cpu" and native.library() is not None:
-        native.add_cells(x.contiguous(), top, counts, sums)
+        native.add_cells(x.contiguous(), top, totals)
         return
-    row, column = (x > 0).nonzero(as_tuple=True)
-    values, cells = x[row, column].double(), counts.shape[1] - 1
+    batch, row, column = (x > 0).nonzero(as_tuple=True)
+    values, cells = x[batch, row, column].double(), totals.shape[1] - 1
     cell = (values * cells / top[row]).long().clamp_(max=cells)
-    index, size = row * (cells + 1) + cell, counts.numel()
-    counts += torch.bincount(index, minlength=size).view_as(counts)
-    sums += torch.bincount(index, values, minlength=size).view_as(sums)
+    index, size = row * (cells + 1) + cell, totals[..., 0].numel()
+    totals[..., 0] += torch.bincount(index, minlength=size).view(totals.shape[:2])
+    totals[..., 1] += torch.bincount(index, values, minlength=size).view(totals.shape[:2])

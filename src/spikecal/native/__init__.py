@@ -105,7 +105,7 @@ def library() -> Any:
     lib.spikecal_count.restype = None
     lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_size_t, *(c_void_p,) * 4, c_int)
     lib.spikecal_scan.restype = None
-    lib.spikecal_cells.argtypes = (c_void_p, c_int, c_size_t, c_void_p, c_int, c_void_p, c_void_p, c_int)
+    lib.spikecal_cells.argtypes = (c_void_p, c_int, c_int, c_size_t, c_void_p, c_int, c_void_p, c_int)
     lib.spikecal_cells.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
@@ -169,10 +169,13 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
     return counts
 
 
-def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tensor | None = None) -> Tensor:
+def scan(
+    current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tensor | None = None, in_place: bool = False
+) -> Tensor:
     """Neurons that get this current (t, ...) and this bias at every step: their spikes, (t, ...); v is updated.
 
-    One step of all is dense in memory, and laid out alike. more: another current, (t, ...).
+    One step of all is dense in memory, and laid out alike. more: another current, (t, ...). in_place: the spikes take
+    the place of the current, if every step of it has its own memory.
     """
     steps = {"a step of the current": current[0], "bias": bias, "threshold": threshold, "v": v}
     if more is not None:
@@ -188,7 +191,8 @@ def scan(current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tens
                 f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
                 f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
             )
-    spikes = torch.empty_strided(current.shape, (v.numel(), *v.stride()))
+    strides = (v.numel(), *v.stride())
+    spikes = current if in_place and current.stride() == strides else torch.empty_strided(current.shape, strides)
     note_work(calls=1)
     library().spikecal_scan(
         current.data_ptr(),
@@ -213,20 +217,22 @@ def _is_dense(x: Tensor) -> bool:
     return True
 
 
-def add_cells(x: Tensor, top: Tensor, counts: Tensor, sums: Tensor) -> None:
-    """Add number and sum of the positive values of every row of x, (rows, n), to cells, (rows, cells + 1).
+def add_cells(x: Tensor, top: Tensor, totals: Tensor) -> None:
+    """Add number and sum of the positive values of every row of x, (B, rows, n), to cells, (rows, cells + 1, 2).
 
     A cell is as wide as one of equal parts between 0 and the top, (rows,), of its row; the last one has the top itself.
     """
-    rows, cells = counts.shape
-    _check("values", x, (rows, x.shape[1]))
-    for name, t in (("top", top), ("counts", counts), ("sums", sums)):
-        _check(name, t, (rows,) if name == "top" else (rows, cells), torch.float64)
+    rows, cells = totals.shape[:2]
+    _check("values", x, (len(x), rows, x.shape[-1]))
+    _check("top", top, (rows,), torch.float64)
+    _check("totals", totals, (rows, cells, 2), torch.float64)
     if cells < 2 or not bool((top > 0).all()):
         raise ValueError("the native kernels want at least one cell below the top, and every top above 0")
     note_work(calls=1)
-    pointers = (counts.data_ptr(), sums.data_ptr(), torch.get_num_threads())
-    library().spikecal_cells(x.data_ptr(), rows, x.shape[1], top.data_ptr(), cells - 1, *pointers)
+    sizes = (len(x), rows, x.shape[2])
+    library().spikecal_cells(
+        x.data_ptr(), *sizes, top.data_ptr(), cells - 1, totals.data_ptr(), torch.get_num_threads()
+    )
 
 
 def pack_spikes(dense: Tensor) -> Tensor:

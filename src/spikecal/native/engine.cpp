@@ -106,7 +106,7 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
 }
 
 // Neurons whose currents and spikes are floats in any layout: v += current[t] + more[t] + bias; fire; `stride` floats a
-// step. Without a second current its stride is 0.
+// step. Without a second current its stride is 0. Spikes may take the place of the current.
 EXPORT void spikecal_scan(const float* current, size_t stride, const float* more, size_t more_stride, int T,
                           size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
                           int threads) {
@@ -118,18 +118,28 @@ EXPORT void spikecal_scan(const float* current, size_t stride, const float* more
   });
 }
 
-// Adds number and sum of the positive values of every row to the cells of width top/cells they lie in; the last cell, of
-// cells + 1, has the top.
-EXPORT void spikecal_cells(const float* x, int rows, size_t n, const double* top, int cells, double* counts,
-                           double* sums, int threads) {
+// Values [batch][rows][n]: number and sum of the positive ones of a row are added to [rows][cells + 1][2], to the cell of
+// width top/cells they lie in; the last has the top.
+EXPORT void spikecal_cells(const float* x, int batch, int rows, size_t n, const double* top, int cells, double* totals,
+                           int threads) {
+  constexpr size_t some = 1024;
   share(rows, threads, [&](int row) {
-    double *count = counts + (size_t)row * (cells + 1), *sum = sums + (size_t)row * (cells + 1);
-    for (const float *value = x + row * n, *end = value + n; value < end; ++value)
-      if (*value > 0) {
-        const double cell = (double)*value * cells / top[row];
-        const int64_t i = cell < cells ? (int64_t)cell : cells;
-        ++count[i];
-        sum[i] += *value;
+    double* total = totals + (size_t)row * (cells + 1) * 2;
+    float positive[some];
+    for (int b = 0; b < batch; ++b)
+      for (size_t from = 0; from < n; from += some) {
+        const float* values = x + ((size_t)b * rows + row) * n + from;
+        size_t count = 0;
+        for (size_t i = 0; i < std::min(some, n - from); ++i) {  // without a branch: half of them are positive
+          positive[count] = values[i];
+          count += values[i] > 0;
+        }
+        for (size_t i = 0; i < count; ++i) {
+          const double cell = (double)positive[i] * cells / top[row];
+          double* at = total + 2 * (cell < cells ? (int64_t)cell : (int64_t)cells);
+          at[0] += 1;
+          at[1] += positive[i];
+        }
       }
   });
 }
