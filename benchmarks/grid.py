@@ -47,7 +47,7 @@ class Converter:
 
     def __init__(self, model: torch.nn.Module, images: torch.Tensor, seed: int) -> None:
         first = sc.convert(model, [images], 1, sc.Recipe(sc.MaxActivation(), threshold_images=1, calibration_images=1))
-        self.ann, self.images, self.memory = first.source, images, budget("4GiB")
+        self.ann, self.images, self.memory = first.source, images, budget("6GiB")
         self.order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
         self.thresholds: dict[tuple[object, int], dict[str, torch.Tensor]] = {}
 

@@ -31,9 +31,9 @@ import shared_data
 import spikecal as sc
 from spikecal import native
 from spikecal.bench import race
-from spikecal.engine import fused
+from spikecal.engine import fused, lowered
 from spikecal.replay import LayerStatistics
-from spikecal.simulation import Instruction, Neurons, run_ann, snn_program
+from spikecal.simulation import Instruction, Neurons, run_ann
 from spikecal.values import PackedSpikes, Value
 
 ROOT = Path(__file__).parent
@@ -196,13 +196,13 @@ def single_layers(rounds: int) -> Iterator[Row]:
         first, second = snn.graph.neurons
         height, site = torch.ones(channels), snn.sites[second.name]
         assert isinstance(site, Neurons)
-        program = {step.node.name: step for step in snn_program(snn.graph, snn.sites)}
+        program = {step.node.name: step for step in lowered(snn.graph, snn.sites, {}, "dense")}
         for rate in RATES:
             spikes = (torch.rand(steps, images, size, size, channels) < rate).float()
             packed = PackedSpikes(native.pack_spikes(spikes), height, first.shape, 0.0)  # rate 0: always by events
             layer = fused(snn.graph, second, site, {first.name: packed})
             assert layer is not None
-            dense = Value(spikes.permute(0, 1, 4, 2, 3).contiguous(), constant=False, height=height.reshape(-1, 1, 1))
+            dense = Value(spikes.permute(0, 1, 4, 2, 3), constant=False, height=height.reshape(-1, 1, 1))
             by_torch = partial(in_turn, (program[second.inputs[0]], program[second.name]), dense, steps)
             by_events = partial(in_turn, (Instruction(second, layer.reads, layer.run),), packed, steps)
             best = best_of({"dense": by_torch, "event": by_events}, 3 * rounds)

@@ -85,7 +85,7 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
 SHIFT, WEIGHTS, EVEN, PC = sc.best().steps
 
 
-def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 768) -> sc.Recipe:
+def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
     return sc.Recipe(threshold, steps, calibration_images=images)  # type: ignore[arg-type]
 
 
@@ -105,12 +105,12 @@ TRIALS = {
     "ridge 1": weights(ridge=1.0),
     "not masked": weights(masked=False),
     "classifier not fitted": changed(SHIFT, Inside(WEIGHTS), EVEN, PC),
-    "512 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=512),
+    "256 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=256),
     "1024 images": changed(SHIFT, WEIGHTS, EVEN, PC, images=1024),
     "fitted twice": changed(SHIFT, WEIGHTS, EVEN, PC, WEIGHTS, EVEN, PC),
     "fitted to what fires as well": changed(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
-    "potential calibrated by half, channels too": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 256)),
-    "potential calibrated in full": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(1.0, 256)),
+    "potential calibrated by half, channels too": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 128)),
+    "potential calibrated in full": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(1.0, 128)),
     "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),

@@ -111,5 +111,5 @@ def test_networks_are_compared(browser: Any, folder: Path) -> None:
     for choice in browser.find_elements("css selector", "#against option"):
         choice.click()
         assert choice.text in texts(browser, "#tradeoff .xtitle")
-    assert texts(browser, "#networks tbody td:first-child") == ["light, T=2", "light, T=4"]
+    assert texts(browser, "#networks tbody td:first-child") == ["best, T=2", "best, T=4"]
     browser.save_screenshot(str(folder / "comparison.png"))

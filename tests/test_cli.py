@@ -224,9 +224,9 @@ def test_inspect_reads_spk_and_pt2(folder: Path, converted: Path) -> None:
     program = torch.export.export(model, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.export.save(program, folder / "net.pt2")
     assert "linear 64→3" in run("inspect", "net.pt2").out
-    assert "small.spk, converted for T = 6 with recipe light" in run("inspect", converted.name).out
+    assert "small.spk, converted for T = 6 with recipe best" in run("inspect", converted.name).out
     found = run("inspect", converted.name, "--json").json
-    assert (found["T"], found["recipe"], found["neurons"]) == (6, "light", 256)
+    assert (found["T"], found["recipe"], found["neurons"]) == (6, "best", 256)
 
 
 def test_inspect_shows_the_whole_network_and_lists_everything_it_refuses(folder: Path) -> None:
@@ -447,7 +447,7 @@ def test_convert_does_what_the_library_does(folder: Path) -> None:
     data = load_data(folder / "data.npz", limit=1024, seed=3)
     from cli_models import Small
 
-    expected = spikecal.convert(Small(), data.batches(), 6, "light", seed=3)
+    expected = spikecal.convert(Small(), data.batches(), 6, seed=3)
     snn = spikecal.load(folder / "json.spk")
     assert torch.equal(snn(data.x), expected(data.x))
     assert result.json["file"] == "json.spk"
@@ -463,7 +463,7 @@ def test_convert_shows_sites_on_stdout_and_messages_on_stderr(folder: Path) -> N
     assert "there are only 40 images" in result.err
     assert "are few" not in result.err
     assert "no --weights given: cli_models:Small keeps those it is built with, perhaps random ones" in result.err
-    assert "converting cli_models:Small for T = 2 with recipe light and 40 images" in result.err
+    assert "converting cli_models:Small for T = 2 with recipe best and 40 images" in result.err
 
 
 def test_convert_takes_a_recipe_file_and_changes_to_it(folder: Path) -> None:
@@ -560,7 +560,7 @@ def test_evaluate_shows_accuracies_and_layers(converted: Path) -> None:
     result = run("evaluate", converted.name, "--data", "data.npz")
     assert result.code == 0
     text = flat(result.out)
-    assert "(T = 6, recipe light), ANN" in text
+    assert "(T = 6, recipe best), ANN" in text
     assert "40 images (± standard error)" in text
     assert "after step 1 2 4 6" in text
     assert "layer neurons threshold firing rate error mostly silent" in text

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import spikecal as sc
 import zoo
 from helpers import captured, inputs, shell, spike_trains
+from spikecal import closed_form
 from spikecal.capture import capture
 from spikecal.functional import integrate_and_fire
 from spikecal.ops import Conv, Linear
@@ -55,7 +56,7 @@ Rows = list[tuple[np.ndarray, np.ndarray]]
 
 def ridge(P: np.ndarray, D: np.ndarray, more: Rows | None = None) -> tuple[np.ndarray, np.ndarray]:
     """min ‖D − P·w − b‖² + λ·mean power·n·‖w‖², as an ordinary least-squares problem with more rows."""
-    strength = np.sqrt(RIDGE * ((P - P.mean(0)) ** 2).sum(0).mean())
+    strength = np.sqrt(RIDGE * (1 + 10 * P.shape[1] / len(P)) * ((P - P.mean(0)) ** 2).sum(0).mean())
     blocks = [(p - p.mean(0), d - d.mean(0)) for p, d in [(P, D), *(more or [])]]
     blocks.append((strength * np.eye(P.shape[1]), np.zeros((P.shape[1], D.shape[1]))))
     rows, wanted = (np.concatenate(part) for part in zip(*blocks, strict=True))
@@ -181,3 +182,21 @@ def test_a_layer_whose_gram_matrix_has_no_room_stays_as_it_is() -> None:
         snn = sc.convert(model, x, 4, sc.best(), memory="8MB")
     weights = [snn.graph.tensors[n.op.weight] for n in snn.graph.nodes if isinstance(n.op, Linear)]
     assert torch.equal(weights[1], model[3].weight)
+
+
+def test_large_maps_are_fitted_on_some_positions_of_some_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About as many as `rows`, whatever memory there is."""
+    samples: list[int] = []
+    solve = closed_form._Moments.solve
+
+    def watch(moments: closed_form._Moments, *args: object) -> object:
+        samples.append(moments.sums[0][0])
+        return solve(moments, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(closed_form._Moments, "solve", watch)
+    model = two_layers(nn.Conv2d(6, 4, 3, padding=1), nn.Flatten())
+    x = torch.randn(40, 2, 16, 16, dtype=torch.float64)
+    for memory in ("200MB", "12MB"):
+        sc.convert(model, [x], T, sc.Recipe(sc.MMSE(), (sc.ClosedFormWeights(rows=256),)), memory=memory)
+    assert samples[: len(samples) // 2] == samples[len(samples) // 2 :]
+    assert max(samples) <= 2 * 256

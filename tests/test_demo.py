@@ -18,20 +18,20 @@ from spikecal.demo import DemoResult, demo_recipes, run_demo
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
-    recipes = {"max_activation": spikecal.max_activation(), "light": spikecal.light()}
+    recipes = {"max_activation": spikecal.max_activation(), "best": spikecal.best()}
     return run_demo(tmp_path_factory.mktemp("a demo"), recipes=recipes, steps=(2, 8))
 
 
 def test_calibration_wins_at_few_steps(result: DemoResult) -> None:
-    assert result.accuracy["light"][0] > result.accuracy["max_activation"][0] + 0.5
-    assert result.accuracy["light"][1] > result.ann_accuracy - 0.02
+    assert result.accuracy["best"][0] > result.accuracy["max_activation"][0] + 0.5
+    assert result.accuracy["best"][1] > result.ann_accuracy - 0.02
 
 
 def test_the_network_it_leaves_has_the_accuracy_it_shows(result: DemoResult) -> None:
     snn = spikecal.load(result.network)
-    assert (snn.T, snn.recipe) == (8, spikecal.light())
+    assert (snn.T, snn.recipe) == (8, spikecal.best())
     evaluation = spikecal.evaluate(snn, load_data("digits", split="test").batches())
-    assert evaluation.accuracy == pytest.approx(result.accuracy["light"][1])
+    assert evaluation.accuracy == pytest.approx(result.accuracy["best"][1])
     assert evaluation.ann_accuracy == result.ann_accuracy
     assert evaluation.images == result.images
 
@@ -42,7 +42,7 @@ def test_results_are_written_with_what_they_came_from(result: DemoResult) -> Non
     assert {"spikecal", "torch", "python"} == set(found["versions"])
     assert (found["images"], found["seed"]) == (544, 0)
     assert [(row["recipe"], row["T"]) for row in found["table"]] == [
-        ("max_activation", 2), ("max_activation", 8), ("light", 2), ("light", 8),
+        ("max_activation", 2), ("max_activation", 8), ("best", 2), ("best", 8),
     ]  # fmt: skip
 
 
@@ -62,9 +62,9 @@ def test_the_table_shows_every_recipe_and_the_ann(result: DemoResult) -> None:
         for part in demo_tables(result):
             console.print(part)
     lines = capture.get().splitlines()
-    (light,) = (line.split() for line in lines if line.strip().startswith("light "))
-    expected = [*result.accuracy["light"], result.ann_accuracy]
-    assert light == ["light", *(f"{100 * share:.1f}" for share in expected)]
+    (best,) = (line.split() for line in lines if line.strip().startswith("best "))
+    expected = [*result.accuracy["best"], result.ann_accuracy]
+    assert best == ["best", *(f"{100 * share:.1f}" for share in expected)]
     assert any("544 test images" in line for line in lines)
 
 
@@ -85,6 +85,6 @@ def test_the_whole_demo_takes_less_than_a_minute(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["demo", "-o", str(tmp_path / "new" / "folder"), "--json"])
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found["table"]) == 25
+    assert len(found["table"]) == 30
     assert found["seconds"] < 60
-    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {"digits-light-T8.spk", "results.json"}
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {"digits-best-T8.spk", "results.json"}

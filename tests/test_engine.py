@@ -505,6 +505,44 @@ def test_the_dense_engine_computes_channels_last() -> None:
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in layouts)
 
 
+class Reread(nn.Module):
+    """Convolutions whose currents are read by neurons alone, twice, through a reshape, and as an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        alone = self.layers[0](x.relu()).relu()
+        twice = self.layers[1](alone)
+        flat = self.layers[2](twice.relu()).flatten(1)
+        output = self.layers[3](alone)
+        return (twice.relu() + twice).relu(), flat.relu(), flat, output.relu(), output
+
+
+@pytest.mark.parametrize("T", [1, 5])
+@pytest.mark.parametrize("recipe", ["light", "best", "pipelined"])
+def test_spikes_take_the_place_of_currents_that_nobody_else_reads(
+    T: int, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, 5, 5)
+    snn = sc.convert(Reread().eval(), [x], T, recipe)
+    snn.engine, scan, places = "dense", native.scan, []
+
+    def watch(current: Tensor, *args: Any) -> Tensor:
+        spikes = scan(current, *args)
+        places.append(spikes.data_ptr() == current.data_ptr())
+        return spikes
+
+    monkeypatch.setattr(native, "scan", watch)
+    found, steps = snn(x), snn.over_time(x)
+    assert {*places} == {True, False} or (recipe != "light" and all(places))
+    monkeypatch.setattr(native, "scan", lambda *args: scan(*args[:5]))
+    for ours, theirs in ((found, snn(x)), (steps, snn.over_time(x))):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def test_taps_on_padding_cost_no_events() -> None:
     """A kernel over a map of 2 × 2 pixels reads four of its nine taps, so events pay at twice the rate."""
     conv = Conv("", padding=(1, 1))

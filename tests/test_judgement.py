@@ -132,7 +132,7 @@ def test_near_chance_depends_on_the_classes(result: sc.Evaluation, classes: int,
 
 def test_recipes_that_calibrate_nothing_are_told_so(result: sc.Evaluation) -> None:
     some = replace(with_parts(result, flooring=0.3), recipe="max_activation")
-    assert 'calibrates nothing: use "light"' in sc.advice(some)[0]
+    assert 'calibrates nothing: use "best"' in sc.advice(some)[0]
 
 
 def test_networks_that_never_fire_can_be_compared(result: sc.Evaluation) -> None:

@@ -84,7 +84,7 @@ class ClosedFormWeights:
         every = max(1, round((images * positions / self.rows) ** 0.5))
         every, sparse = (min(n, *node.shape[1:]) if isinstance(node.op, Conv) else 1 for n in (every, 2 * every))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
-        for turn, (part, ann, snn) in enumerate(layer.means()):
+        for turn, (part, ann, snn) in enumerate(layer.means(images)):
             if fired is not None:
                 residual = layer.target(part) - fired[part]  # (B, C, ...)
             elif anchor == layer.segment.source:
@@ -97,8 +97,6 @@ class ClosedFormWeights:
                 early = layer.means_until(t, part)
                 p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
-            if part.stop >= images:
-                break
         delta, shift = moments.solve(self.ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:

@@ -26,7 +26,7 @@ from .network import SpikingNetwork
 from .onnx import OnnxNetwork, read_onnx
 from .preparation import prepare
 from .progress import track
-from .recipes import Recipe, find_recipe
+from .recipes import DEFAULT, Recipe, find_recipe
 from .replay import LayerStatistics, Replay, initial_site
 from .simulation import Site, run_ann
 from .thresholds import SCRATCH, ThresholdRule
@@ -54,16 +54,16 @@ def convert(
 
     model: an nn.Module, an ExportedProgram, a .pt2 or .onnx file; or a SpikingNetwork or .spk file to calibrate anew.
     batches: calibration images, as an iterable of tensors or of (tensor, label, ...) tuples; labels are ignored.
-    recipe: a name ("plain", "light", "advanced", ...) or a Recipe; default "light", or a spiking network's own.
+    recipe: a name ("light", "advanced", "best", ...) or a Recipe; default "best", or a spiking network's own.
     memory: the most memory for images and spikes, beside the weights, such as "2GiB"; default: half of what is free.
     seed: picks the images for the calibration steps out of those for the thresholds.
 
-    >>> snn = convert(model, train_loader, T=32, recipe="light")
+    >>> snn = convert(model, train_loader, T=8)
     """
     if isinstance(model, str | os.PathLike):
         model = open_model(Path(model))
     if recipe is None:
-        recipe = model.recipe if isinstance(model, SpikingNetwork) else "light"
+        recipe = model.recipe if isinstance(model, SpikingNetwork) else DEFAULT
     recipe, limit = find_recipe(recipe), budget(memory)
     if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")

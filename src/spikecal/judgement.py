@@ -115,7 +115,7 @@ def _about_loss(result: Evaluation) -> list[str]:
         return []
     most, found = max(sums, key=lambda kind: sums[kind]), []
     if result.recipe in NOT_CALIBRATED:
-        found.append(f'Recipe "{result.recipe}" calibrates nothing: use "light", or "best" for few steps.')
+        found.append(f'Recipe "{result.recipe}" calibrates nothing: use "best", or "light" to be quick.')
     share = 100 * sums[most] / sum(sums.values())
     if most == "unevenness":
         cure = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod, sqrt
 
 import torch
@@ -79,13 +80,14 @@ def choose(form: native.Conv, outputs: int, rate: float) -> str:
 
 def _inside(form: native.Conv) -> float:
     """The share of the taps of a kernel that do not lie on padding, on average over all of its places."""
-    share = 1.0
-    for axis in ("h", "w"):
-        names = ("map", "kernel", "stride", "pad", "dilation")
-        size, kernel, stride, pad, dilation = (getattr(form, f"{name}_{axis}") for name in names)
-        first = range(-pad, max(1 - pad, size + pad - dilation * (kernel - 1)), stride)
-        share *= sum(0 <= i + dilation * k < size for i in first for k in range(kernel)) / (kernel * len(first))
-    return share
+    names = ("map", "kernel", "stride", "pad", "dilation")
+    return prod(_inside_along(*(getattr(form, f"{name}_{axis}") for name in names)) for axis in ("h", "w"))
+
+
+@lru_cache(maxsize=1024)
+def _inside_along(size: int, kernel: int, stride: int, pad: int, dilation: int) -> float:
+    first = range(-pad, max(1 - pad, size + pad - dilation * (kernel - 1)), stride)
+    return sum(0 <= i + dilation * k < size for i in first for k in range(kernel)) / (kernel * len(first))
 
 
 def convolve(op: Conv | Linear, tensors: Tensors, x: PackedSpikes, shape: Sequence[int]) -> Tensor | None:

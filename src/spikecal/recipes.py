@@ -158,7 +158,7 @@ def advanced(
 
 
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, for few steps: MMSE thresholds, weights by least squares, even currents, potential calibration."""
+    """Ours, and the default: MMSE thresholds, weights by least squares, even currents, potential calibration."""
     options = {"name": "best", **options}
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
     steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials)
@@ -191,6 +191,10 @@ def opt(**options: Any) -> Recipe:
 RECIPES: dict[str, Callable[..., Recipe]] = {
     f.__name__: f for f in (plain, light, advanced, best, pipelined, max_activation, percentile, opt)
 }
+
+
+#: What a conversion takes if nothing else is said.
+DEFAULT = best.__name__
 
 
 def find_recipe(recipe: Recipe | str) -> Recipe:

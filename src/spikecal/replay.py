@@ -187,13 +187,13 @@ class Layer:
     def images(self) -> int:
         return self._replay.images
 
-    def means(self) -> Iterator[tuple[slice, dict[str, Tensor], dict[str, Tensor]]]:
+    def means(self, images: int) -> Iterator[tuple[slice, dict[str, Tensor], dict[str, Tensor]]]:
         """All values of this segment, in the ANN and as means over time in the spiking network, some images at a time.
 
-        Averaging commutes with what a segment does, so nothing is simulated.
+        images: how many, the first ones. Averaging commutes with what a segment does, so nothing is simulated.
         """
         replay = self._replay
-        for part in replay.parts(self.segment, steps=2):
+        for part in replay.parts(self.segment, steps=2, images=images):
             ann = {name: Value(replay.ann[name][part]) for name in self.segment.frontier}
             found = run_segment(replay.ann_graph, self.segment, ann, 1)
             yield part, _data(found), self.means_until(self.T, part)
@@ -292,8 +292,18 @@ class Replay:
     def values(self, segment: Segment, part: slice) -> dict[str, Value]:
         return {name: self.store[name].images(part, self.T) for name in segment.frontier}
 
-    def parts(self, segment: Segment, steps: int | None = None, beside: int = 0, cache: int = CACHE) -> list[slice]:
-        """The images in chunks that fit into what the cached trains, and bytes beside them, leave of the budget."""
+    def parts(
+        self,
+        segment: Segment,
+        steps: int | None = None,
+        beside: int = 0,
+        cache: int = CACHE,
+        images: int | None = None,
+    ) -> list[slice]:
+        """The images, or the first of them, in chunks that fit into what is left of the budget.
+
+        Cached trains take their part of it, and so do the bytes `beside`.
+        """
         free = self.memory * 3 // 4 - self.cached_bytes(segment) - beside  # a quarter is for currents that are kept
         nodes = (*segment.nodes, segment.site)
         each = peak_bytes(self.graph, steps or self.T, nodes)
@@ -303,8 +313,9 @@ class Replay:
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
                 f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images or steps"
             )
-        size = chunk_of_images(self.graph, steps or self.T, free, self.images, nodes, cache=cache)
-        return [slice(i, min(i + size, self.images)) for i in range(0, self.images, size)]
+        images = self.images if images is None else images
+        size = chunk_of_images(self.graph, steps or self.T, free, images, nodes, cache=cache)
+        return [slice(i, min(i + size, images)) for i in range(0, images, size)]
 
     def holds(self, names: set[str]) -> bool:
         """Whether the currents at these nodes are small enough to be kept while a site is calibrated."""

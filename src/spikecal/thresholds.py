@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .errors import CalibrationError
 
 SCRATCH = 64  # bytes that an update needs beside each value that it takes in, at most
 
@@ -207,6 +208,8 @@ class _ByCells:
     def end_pass(self) -> Tensor | None:
         assert self.top is not None
         if not self.final:
+            if not torch.isfinite(self.top).all():
+                raise CalibrationError("the network's activations are infinite for some images; check their scale")
             self.top, self.final = _alive(self.top), True
             return None
         top, n, s = self.by_row()

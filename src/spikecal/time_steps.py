@@ -17,7 +17,7 @@ from .errors import CalibrationError, DataError
 from .evaluation import gives_class_scores
 from .images import as_batches, collect
 from .network import SpikingNetwork
-from .recipes import Recipe, find_recipe
+from .recipes import DEFAULT, Recipe, find_recipe
 from .thresholds import MaxActivation
 
 HELD_OUT = 4  # one image in so many is kept from calibration
@@ -64,7 +64,7 @@ def find_T(
     if not gives_class_scores(source.graph):
         raise CalibrationError("T can be chosen only for a network with one output, scores of two or more classes")
     if recipe is None:
-        recipe = model.recipe if isinstance(model, SpikingNetwork) else "light"
+        recipe = model.recipe if isinstance(model, SpikingNetwork) else DEFAULT
     recipe = find_recipe(recipe)
     wanted = max(recipe.threshold_images, recipe.calibration_images)
     images = collect(items, len(source.source.inputs), wanted * HELD_OUT // (HELD_OUT - 1))

@@ -183,7 +183,7 @@ def convert(
         str | None,
         typer.Option(
             help="plain, light, advanced, best, pipelined, max_activation, percentile or opt; or a .json file. "
-            "Default: light, or a .spk file's own."
+            "Default: best, or a .spk file's own."
         ),
     ] = None,
     pool_to_conv: PoolToConv = False,
@@ -208,7 +208,7 @@ def convert(
     \b
     Example:
       spikecal convert spikecal.models:digits_net --data digits -T 8 -o digits.spk
-      spikecal convert spikecal.models:digits_net --data digits --auto-T 1.0 --recipe best -o digits.spk
+      spikecal convert spikecal.models:digits_net --data digits --auto-T 1.0 -o digits.spk
     """
     if T is not None and auto_T is not None:
         raise typer.BadParameter("give either -T or --auto-T, not both")
@@ -444,7 +444,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the results.")] = Path("spikecal-demo"),
     json: Json = False,
 ) -> None:
-    """Convert a small trained network with five recipes and five numbers of time steps. Takes under a minute.
+    """Convert a small trained network with six recipes and five numbers of time steps. Takes under a minute.
 
     \b
     Example:
@@ -481,10 +481,10 @@ def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | N
 
     from ..errors import CalibrationError
     from ..network import SpikingNetwork
-    from ..recipes import Recipe, find_recipe
+    from ..recipes import DEFAULT, Recipe, find_recipe
 
     if name is None:
-        recipe = model.recipe if isinstance(model, SpikingNetwork) else find_recipe("light")
+        recipe = model.recipe if isinstance(model, SpikingNetwork) else find_recipe(DEFAULT)
     elif name.endswith(".json"):
         try:
             recipe = Recipe.from_json(Path(name).read_text(encoding="utf-8"))

@@ -297,8 +297,8 @@ def demo_tables(result: DemoResult) -> Iterator[RenderableType]:
         "on 512."
     )
     yield Text(
-        f"{result.seconds:.0f} seconds. Wrote {result.results} and {result.network}: the light recipe is the one to "
-        "begin with, and few steps suffice here."
+        f"{result.seconds:.0f} seconds. Wrote {result.results} and {result.network}: the recipe best is the "
+        "default, and few steps suffice here."
     )
     yield Text("\nTry next:")
     for command in next_commands(result):
