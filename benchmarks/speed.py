@@ -32,6 +32,7 @@ import spikecal as sc
 from spikecal import native
 from spikecal.bench import race
 from spikecal.engine import fused, lowered
+from spikecal.memory import CACHE, CACHE_OF_BITS
 from spikecal.replay import LayerStatistics
 from spikecal.simulation import Instruction, Neurons, run_ann
 from spikecal.values import PackedSpikes, Value
@@ -180,15 +181,18 @@ def plain(width: int) -> nn.Module:
 LAYER_FIELDS = ("channels", "size", "rate", "dense_seconds", "event_seconds", "speedup")
 
 
-def in_turn(program: Sequence[Instruction], value: Value, steps: int) -> Value:
-    for step in program:
-        value = step.run([value], steps, {})
-    return value
+def in_parts(program: Sequence[Instruction], parts: Sequence[Value], steps: int) -> None:
+    for value in parts:
+        for step in program:
+            value = step.run([value], steps, {})
 
 
 def single_layers(rounds: int) -> Iterator[Row]:
-    """A 3×3 convolution of random spikes and the neurons behind it: the dense engine, and events."""
-    steps, images = 8, 4
+    """A 3×3 convolution of random spikes and the neurons behind it: the dense engine, and events.
+
+    Each takes as many images at a time as it would in a network.
+    """
+    steps, images = 8, 32
     for channels, size in WIDTHS:
         model = nn.Sequential(nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.ReLU())
         x = torch.rand(2, channels, size, size)
@@ -196,16 +200,28 @@ def single_layers(rounds: int) -> Iterator[Row]:
         first, second = snn.graph.neurons
         height, site = torch.ones(channels), snn.sites[second.name]
         assert isinstance(site, Neurons)
+        first_size = channels * size * size
         program = {step.node.name: step for step in lowered(snn.graph, snn.sites, {}, "dense")}
         for rate in RATES:
             spikes = (torch.rand(steps, images, size, size, channels) < rate).float()
             packed = PackedSpikes(native.pack_spikes(spikes), height, first.shape, 0.0)  # rate 0: always by events
             layer = fused(snn.graph, second, site, {first.name: packed})
             assert layer is not None
-            dense = Value(spikes.permute(0, 1, 4, 2, 3), constant=False, height=height.reshape(-1, 1, 1))
-            by_torch = partial(in_turn, (program[second.inputs[0]], program[second.name]), dense, steps)
-            by_events = partial(in_turn, (Instruction(second, layer.reads, layer.run),), packed, steps)
-            best = best_of({"dense": by_torch, "event": by_events}, 3 * rounds)
+            parts = {
+                "dense": [
+                    Value(part.contiguous().permute(0, 1, 4, 2, 3), constant=False, height=height.reshape(-1, 1, 1))
+                    for part in spikes.split(CACHE // (4 * steps * first_size), dim=1)
+                ],
+                "event": [
+                    PackedSpikes(part.contiguous(), height, first.shape, 0.0)
+                    for part in packed.bits.split(CACHE_OF_BITS // (4 * steps * first_size), dim=1)
+                ],
+            }
+            programs = {
+                "dense": (program[second.inputs[0]], program[second.name]),
+                "event": (Instruction(second, layer.reads, layer.run),),
+            }
+            best = best_of({e: partial(in_parts, programs[e], parts[e], steps) for e in parts}, rounds)
             speedup = best["dense"] / best["event"]
             print(f"{channels} channels, {size}×{size}, rate {rate}: {speedup:.1f} × as fast as dense", flush=True)
             yield channels, size, rate, f"{best['dense']:.6f}", f"{best['event']:.6f}", f"{speedup:.2f}"

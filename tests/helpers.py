@@ -159,7 +159,7 @@ class Given:
         nbytes: int = 8
 
         def update(self, x: Tensor) -> None:
-            self.rows, self.dtype = len(x), x.dtype
+            self.rows, self.dtype = x.shape[1], x.dtype
 
         def end_pass(self) -> Tensor:
             return torch.as_tensor(self.value, dtype=self.dtype).expand(self.rows).clone()

@@ -114,7 +114,7 @@ def test_lazy_imports_are_still_there() -> None:
     assert found >= LAZY
 
 
-@pytest.mark.parametrize("name", ["errors", "files", "functional", "progress", "thresholds"])
+@pytest.mark.parametrize("name", ["errors", "files", "functional", "progress"])
 def test_the_ground_imports_nothing_of_ours(name: str) -> None:
     assert imports(PACKAGE / f"{name}.py") == []
 

@@ -62,7 +62,7 @@ def test_a_stream_and_a_spiking_network_will_do(images: Tensor, search: sc.Searc
     def stream() -> Iterator[Tensor]:
         yield from images.split(50)
 
-    assert sc.find_T(digits_net(), stream(), 1.0, largest=32).agreement == search.agreement
+    assert sc.find_T(digits_net(), stream(), 1.0, search.snn.recipe, largest=32).agreement == search.agreement
     assert sc.find_T(search.snn, [images], 1.0, largest=32).agreement == search.agreement
 
 

@@ -182,8 +182,8 @@ def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: boo
     if neurons.signed:
         spikes, v = signed_integrate_and_fire(current, neurons.threshold, v)
         return Value(spikes, constant=False), v
-    changed = neurons.temporal is not None  # so it is ours alone
-    found = scan_floats(current, torch.zeros_like(neurons.bias), neurons.threshold, v, in_place=changed)
+    ours = neurons.temporal is not None or neurons.delay > 0  # made above
+    found = scan_floats(current, torch.zeros_like(neurons.bias), neurons.threshold, v, in_place=ours)
     spikes, v = integrate_and_fire(current, neurons.threshold, v) if found is None else found
     return Value(spikes, constant=False, height=neurons.threshold), v
 

@@ -25,6 +25,8 @@ const Kernels* chosen(int lanes) {
 
 const Kernels* kernels = chosen(16);
 
+constexpr size_t ROWS_AT_ONCE = 8 << 10;  // floats of currents that stay in the nearest cache beside weights
+
 void share(int tasks, int threads, const std::function<void(int)>& work) {
   std::atomic<int> next{0};
   auto run = [&] {
@@ -213,15 +215,16 @@ EXPORT int64_t spikecal_run(const Layer* l) try {
         kernels->list(l->convs[k], l->out_channels, run / l->N, run % l->N, l->N,
                       events[(size_t)run * l->n_convs + k]);
   });
-  const size_t pixels = line_words(*l);
+  const size_t pixels = line_words(*l), row_floats = (size_t)l->out_w * 8 * kernels->lanes;
+  const int rows = (int)std::max<size_t>(1, ROWS_AT_ONCE / row_floats);
   // Blocks outermost: the weights of one stay in the cache while all images and steps pass by.
   const int blocks = kernels->blocks(*l), bands = l->N >= l->threads ? 1 : std::min(l->out_h, l->threads);
   share(blocks * l->N * bands, l->threads, [&](int task) {
     const int block = task / (l->N * bands), n = task / bands % l->N, band = task % bands;
-    std::vector<float> row((size_t)l->out_w * 8 * kernels->lanes), masks(pixels * kernels->lanes);
+    std::vector<float> row(row_floats * rows), masks(pixels * kernels->lanes);
     std::vector<uint64_t> lines(pixels);
     kernels->rows(*l, events.data(), n, block, l->out_h * band / bands, l->out_h * (band + 1) / bands,
-                  {row.data(), lines.data(), masks.data()});
+                  {row.data(), rows, lines.data(), masks.data()});
   });
   return (int64_t)first_entry[lists];
 } catch (const std::bad_alloc&) {

@@ -19,6 +19,7 @@ constexpr int TABLES_AT_ONCE = 5 << 10;  // floats that stay in the nearest cach
 
 typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+static inline int least(int a, int b) { return a < b ? a : b; }
 static inline Vec load(const float* p) { return *(const Vec*)p; }
 static inline void store(float* p, Vec x) { *(Vec*)p = x; }
 
@@ -249,6 +250,15 @@ static void list(const Conv& c, int out_channels, int t, int n, int N, Events ev
   }
 }
 
+struct Range {
+  int from, to;
+};
+
+// How many lines of a kernel to add at once: one, if the weights of all would leave little of the second cache.
+static int lines_at_once(const Conv& c, int out_channels, int width) {
+  return block_floats(c, out_channels, width) * sizeof(float) > 128 * 1024 ? 1 : c.kernel_h;
+}
+
 // Adds the weight rows of the events to PIXELS neighbouring outputs of WIDTH vectors.
 template <int WIDTH, int PIXELS>
 static inline void add(Vec* sum, const uint32_t* from, const uint32_t* to, const float* weights, ptrdiff_t neighbour) {
@@ -263,14 +273,14 @@ static inline void add(Vec* sum, const uint32_t* from, const uint32_t* to, const
 
 template <int WIDTH, int PIXELS>
 static inline void pixel_sum(const Conv& c, const Events& e, const uint32_t* offsets, const float* weights, int zeros,
-                             int step, int y, int x, float* out) {
+                             int step, int y, int x, Range kernel, float* out) {
   constexpr int WIDE = WIDTH * LANES;
   const size_t plane = ((size_t)(c.in_channels / c.groups) * step + zeros) * WIDE;  // weights of one kernel row
   Vec sum[PIXELS * WIDTH];
 #pragma GCC unroll 8
   for (int i = 0; i < PIXELS * WIDTH; ++i) sum[i] = load(out + i * LANES);
   const int left = x * c.stride_w - c.pad_w;
-  for (int ky = 0; ky < c.kernel_h; ++ky) {
+  for (int ky = kernel.from; ky < kernel.to; ++ky) {
     const int row = y * c.stride_h + ky * c.dilation_h - c.pad_h;
     if (row < 0 || row >= c.map_h) continue;
     const uint32_t* line = offsets + row * c.map_w;
@@ -297,12 +307,12 @@ static inline void pixel_sum(const Conv& c, const Events& e, const uint32_t* off
 
 template <int WIDTH, int PIXELS>
 static void row_sum(const Conv& c, const Events& e, const uint32_t* offsets, const float* weights, int zeros, int step,
-                    int y, int out_w, float* row) {
+                    int y, int out_w, Range kernel, float* row) {
   int x = 0;
   for (; x + PIXELS <= out_w; x += PIXELS)
-    pixel_sum<WIDTH, PIXELS>(c, e, offsets, weights, zeros, step, y, x, row + (size_t)x * WIDTH * LANES);
+    pixel_sum<WIDTH, PIXELS>(c, e, offsets, weights, zeros, step, y, x, kernel, row + (size_t)x * WIDTH * LANES);
   for (; x < out_w; ++x)
-    pixel_sum<WIDTH, 1>(c, e, offsets, weights, zeros, step, y, x, row + (size_t)x * WIDTH * LANES);
+    pixel_sum<WIDTH, 1>(c, e, offsets, weights, zeros, step, y, x, kernel, row + (size_t)x * WIDTH * LANES);
 }
 
 // PIXELS neighbouring outputs, by looking up the sum of every four inputs under the kernel's columns `from` ... `to`.
@@ -417,45 +427,51 @@ static int blocks(const Layer& l) {
 
 template <int WIDTH, int PIXELS>
 static void conv_row(const Layer& l, const Conv& c, const Events& e, const uint64_t* lines, const float* weights,
-                     int group, int y, float* row) {
+                     int group, int y, Range kernel, float* row) {
   if (c.tables) {
     row_lookup<WIDTH, PIXELS>(c, lines, weights, group * (c.in_channels / c.groups), l.out_w, row);
     return;
   }
   const uint32_t* offsets = e.offsets + (size_t)group * (c.map_h * c.map_w + 1);
   const int zeros = lead(c, l.out_channels), step = span(c, l.out_channels);
-  row_sum<WIDTH, PIXELS>(c, e, offsets, weights, zeros, step, y, l.out_w, row);
+  row_sum<WIDTH, PIXELS>(c, e, offsets, weights, zeros, step, y, l.out_w, kernel, row);
 }
 
-static void add_conv(const Layer& l, const Conv& c, const Events& e, int t, int n, int first, int width, int y,
-                     const Scratch& scratch) {
-  float* row = scratch.row;
+// The weights of one block of output channels.
+struct Place {
+  const float* weights;
+  int group, pixels;
+};
+
+static Place place_of(const Layer& l, const Conv& c, int first) {
+  if (depthwise(c, l.out_channels)) return {c.weights, 0, 1};
+  const int per_group = group_channels(c, l.out_channels), group = first / per_group;
+  const float* weights = c.weights + group * group_floats(c, l.out_channels);
+  for (int i = 0;; ++i) {
+    const Block block = block_of(c, l.out_channels, i);
+    if (block.first == first - group * per_group) return {weights, group, block.pixels};
+    weights += block_floats(c, l.out_channels, block.width);
+  }
+}
+
+static void add_conv(const Layer& l, const Conv& c, const Place& place, const Events& e, int t, int n, int first,
+                     int width, int y, Range kernel, float* row, const Scratch& scratch) {
   const uint64_t* image = c.spikes + ((size_t)t * l.N + n) * c.in_h * c.in_w * words(c.in_channels);
   if (!has_events(c, l.out_channels)) copy_lines(c, image, y, l.out_w, scratch.lines);
   if (depthwise(c, l.out_channels)) {
     depthwise_row(c, scratch.lines, l.out_w, first, width, padded(l.out_channels), row, scratch.masks);
     return;
   }
-  const int per_group = group_channels(c, l.out_channels), group = first / per_group;
-  const float* weights = c.weights + group * group_floats(c, l.out_channels);
-  int pixels = 1;
-  for (int i = 0;; ++i) {
-    const Block block = block_of(c, l.out_channels, i);
-    if (block.first == first - group * per_group) {
-      pixels = block.pixels;
-      break;
-    }
-    weights += block_floats(c, l.out_channels, block.width);
-  }
-  if (width == 8) conv_row<8, 1>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 4 && pixels == 2) conv_row<4, 2>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 4 && pixels == 1) conv_row<4, 1>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 2 && pixels == 4) conv_row<2, 4>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 2 && pixels == 2) conv_row<2, 2>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 2 && pixels == 1) conv_row<2, 1>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 1 && pixels == 4) conv_row<1, 4>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 1 && pixels == 2) conv_row<1, 2>(l, c, e, scratch.lines, weights, group, y, row);
-  if (width == 1 && pixels == 1) conv_row<1, 1>(l, c, e, scratch.lines, weights, group, y, row);
+  const auto [weights, group, pixels] = place;
+  if (width == 8) conv_row<8, 1>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 4 && pixels == 2) conv_row<4, 2>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 4 && pixels == 1) conv_row<4, 1>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 2 && pixels == 4) conv_row<2, 4>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 2 && pixels == 2) conv_row<2, 2>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 2 && pixels == 1) conv_row<2, 1>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 1 && pixels == 4) conv_row<1, 4>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 1 && pixels == 2) conv_row<1, 2>(l, c, e, scratch.lines, weights, group, y, kernel, row);
+  if (width == 1 && pixels == 1) conv_row<1, 1>(l, c, e, scratch.lines, weights, group, y, kernel, row);
 }
 
 // The currents of a row at a step at which nothing arrives.
@@ -524,21 +540,43 @@ static void end_row(const Layer& l, int t, int n, int first, int y, const float*
     }
 }
 
-// Steps innermost: potentials and constant currents of a row stay in the cache while time passes.
+// Some rows and steps at a time. Kernel lines outside of them: the weights they read stay in the cache.
+template <int WIDTH>
+static void some_rows(const Layer& l, const Events* events, int n, int first, Range ys, Range ts,
+                      const Scratch& scratch) {
+  auto row = [&](int y, int t) {
+    return scratch.row + ((size_t)(y - ys.from) * (ts.to - ts.from) + t - ts.from) * l.out_w * WIDTH * LANES;
+  };
+  // The steps whose input a neuron has got at step t and not before.
+  auto arriving = [&](int t) { return Range{t ? t + l.delay : 0, least(t + l.delay + 1, l.T)}; };
+  for (int y = ys.from; y < ys.to; ++y)
+    for (int t = ts.from; t < ts.to; ++t) {
+      const Range us = arriving(t);
+      if (us.from >= us.to) start_row<WIDTH>(l, t, first, row(y, t));
+      for (int u = us.from; u < us.to; ++u) add_inputs<WIDTH>(l, t, u, u == us.from, n, first, y, row(y, t));
+    }
+  for (int i = 0; i < l.n_convs; ++i) {
+    const Conv& c = l.convs[i];
+    const Place place = place_of(l, c, first);
+    const int lines = has_events(c, l.out_channels) ? lines_at_once(c, l.out_channels, WIDTH) : c.kernel_h;
+    for (int ky = 0; ky < c.kernel_h; ky += lines)
+      for (int y = ys.from; y < ys.to; ++y)
+        for (int t = ts.from; t < ts.to; ++t)
+          for (int u = arriving(t).from; u < arriving(t).to; ++u)
+            add_conv(l, c, place, events[((size_t)u * l.N + n) * l.n_convs + i], u, n, first, WIDTH, y,
+                     {ky, ky + lines}, row(y, t), scratch);
+  }
+  for (int y = ys.from; y < ys.to; ++y)
+    for (int t = ts.from; t < ts.to; ++t) end_row<WIDTH>(l, t, n, first, y, row(y, t));
+}
+
 template <int WIDTH>
 static void all_rows(const Layer& l, const Events* events, int n, int first, int from, int to,
                      const Scratch& scratch) {
-  for (int y = from; y < to; ++y)
-    for (int t = 0; t < l.T; ++t) {
-      const int begin = t ? t + l.delay : 0, end = t + l.delay < l.T ? t + l.delay : l.T - 1;
-      if (begin > end) start_row<WIDTH>(l, t, first, scratch.row);
-      for (int u = begin; u <= end; ++u) {
-        add_inputs<WIDTH>(l, t, u, u == begin, n, first, y, scratch.row);
-        for (int i = 0; i < l.n_convs; ++i)
-          add_conv(l, l.convs[i], events[((size_t)u * l.N + n) * l.n_convs + i], u, n, first, WIDTH, y, scratch);
-      }
-      end_row<WIDTH>(l, t, n, first, y, scratch.row);
-    }
+  const int steps = least(l.T, scratch.rows), rows = scratch.rows / steps;
+  for (int y = from; y < to; y += rows)
+    for (int t = 0; t < l.T; t += steps)
+      some_rows<WIDTH>(l, events, n, first, {y, least(y + rows, to)}, {t, least(t + steps, l.T)}, scratch);
 }
 
 static void rows(const Layer& l, const Events* events, int n, int block, int from, int to,

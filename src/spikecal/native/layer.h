@@ -72,7 +72,8 @@ struct Events {
 
 // Working memory of one thread.
 struct Scratch {
-  float* row;       // the currents of one row and block
+  float* row;       // the currents of some rows and one block
+  int rows;         // how many of them
   uint64_t* lines;  // the spikes under a kernel
   float* masks;     // the same as masks, for a depthwise one
 };
