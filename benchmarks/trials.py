@@ -65,6 +65,38 @@ class Dither:
 
 
 @dataclass(frozen=True)
+class Tracking:
+    """A current of its own at every step: each channel fires where that brings the spikes so far nearest to t·x.
+
+    Step after step, the potential τ from which on firing lowers the squared error, summed over some images; the current
+    that shifts the threshold θ there. Unlike `EvenCurrent` it does not keep the mean: where little is known, it waits.
+    """
+
+    images: int = 64
+    candidates: int = 61  # τ between −0.5·θ and 2.5·θ
+
+    def apply(self, layer: Layer) -> None:
+        site = layer.site
+        if not isinstance(site, Neurons):
+            return
+        (part, values), *_ = layer.chunks()
+        current, x = layer.arriving(values)[:, : self.images], layer.target(part)[: self.images]
+        axis, theta = layer.channel_axis + 1, site.threshold
+        others = [d for d in range(x.ndim) if d != axis]
+        tau = torch.linspace(-0.5, 2.5, self.candidates)
+        v, fired, before, temporal = site.v0 + torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(theta), []
+        for t in range(layer.T):
+            v = v + current[t]  # (B, C, ...)
+            gain = 2 * ((t + 1) * x / theta - fired) - 1  # of the squared error, if it fires
+            gains = torch.stack([((v / theta >= c) * gain).sum(others, keepdim=True)[0] for c in tau])
+            shift = (1 - tau[gains.argmax(0)]) * theta  # (C, 1, ...)
+            temporal.append(shift - before)
+            spikes = v + shift >= theta
+            v, fired, before = v - spikes * theta, fired + spikes, shift
+        layer.site = replace(site, temporal=torch.stack(temporal))
+
+
+@dataclass(frozen=True)
 class Inside:
     """A step for layers of neurons; outputs have their biases calibrated."""
 
@@ -114,6 +146,7 @@ TRIALS = {
     "potential calibrated in full, on all images": changed(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration()),
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),
+    "spikes that follow t·x": changed(SHIFT, WEIGHTS, Tracking(), PC),
     "hesitation": changed(SHIFT, WEIGHTS, EVEN, Hesitation(), PC),
     "late readout": changed(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),
     "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
