@@ -31,10 +31,8 @@ def with_parts(result: sc.Evaluation, agreement: float = 0.5, **parts: float) ->
 def test_the_verdict_names_the_share_and_the_layer_that_loses_most(result: sc.Evaluation) -> None:
     some = replace(with_parts(result, unevenness=0.2, inherited=0.9), accuracy=0.45, ann_accuracy=0.9)
     name = result.layers[-1].name
-    assert (
-        sc.verdict(some)
-        == f"50 % of the ANN's accuracy at T={result.T}. The largest error is made in {name}, by unevenness."
-    )
+    worst = f"Of the layers, {name} adds the most error of its own, by unevenness."
+    assert sc.verdict(some) == f"50 % of the ANN's accuracy at T={result.T}. {worst}"
     late = replace(some, accuracy=None, ann_accuracy=None, latency=result.T + 3)
     assert sc.verdict(late).startswith(f"The same answer as the ANN on 50 % of the images at T={result.T} (latency")
 

@@ -25,7 +25,7 @@ def verdict(result: Evaluation) -> str:
         text = f"{share:.{digits}f} % of the ANN's accuracy at {steps}."
     if result.agreement == 1 or (worst := worst_layer(result)) is None:
         return text
-    return f"{text} The largest error is made in {worst[0].name}, by {worst[1]}."
+    return f"{text} Of the layers, {worst[0].name} adds the most error of its own, by {worst[1]}."
 
 
 def comparison_verdict(results: Mapping[str, Evaluation]) -> str:

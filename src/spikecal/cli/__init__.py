@@ -444,7 +444,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the results.")] = Path("spikecal-demo"),
     json: Json = False,
 ) -> None:
-    """Convert a small trained network with six recipes and five numbers of time steps. Takes under a minute.
+    """Convert a small trained network with six recipes and five numbers of time steps. Takes about a minute.
 
     \b
     Example:

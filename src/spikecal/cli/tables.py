@@ -262,15 +262,15 @@ def _layer_table(result: Evaluation) -> Table:
 
 
 def bench_tables(result: Benchmark) -> Iterator[RenderableType]:
-    columns = ("engine", "batch", "seconds", "ANN", "ratio to T × ANN", "", "differs by")
+    columns = ("engine", "batch", "seconds a batch", "of the ANN", "ratio to T × ANN", "", "differs by")
     table = _table(f"Times at T = {result.T}, {result.threads} thread(s)", *columns, right=columns[1:])
     top = max(t.ratio for t in result.timings)
     for t in result.timings:
         numbers = (str(t.batch), f"{t.seconds:.4f}", f"{t.ann_seconds:.5f}", f"{t.ratio:.2f}")
-        table.add_row(t.engine, *numbers, _bar(t.ratio, top), f"{t.difference:.0e}")
+        table.add_row(t.engine, *numbers, _bar(t.ratio, top), f"{t.difference:.0e}" if t.difference else "0")
     yield table
     yield Text(
-        f"Best of {result.rounds} rounds that took turns; ratios can be compared between machines, seconds cannot. "
+        f"Best of {result.rounds} rounds that took turns, on these images; on a busy machine take more --rounds. "
         f"Differs by: outputs from those of the dense engine. Peak memory {result.peak_bytes / 2**20:,.0f} MiB."
     )
     if not result.kernels:

@@ -57,6 +57,8 @@ def write_report(
         raise UnsupportedModelError(f"a report is of a SpikingNetwork or a .spk file, not of a {type(snn).__name__}")
     if not gives_class_scores(snn.graph):
         raise DataError("a report is of a network that classifies; evaluate() takes a metric= for others")
+    if not Path(path).parent.is_dir():
+        raise DataError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
     sample = _Sample(len(snn.graph.inputs))
     result = evaluate(snn, sample.of(loader), progress=progress)
     images = fit_inputs(snn.graph, tuple(torch.stack(part) for part in zip(*sample.images, strict=True)))
