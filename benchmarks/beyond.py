@@ -47,7 +47,7 @@ GRID = Grid(
     "beyond",
     RECIPES,
     networks=("resnet20_cifar10", "resnet20_cifar100", "resnet32_cifar10", "mobilenet_cifar10"),
-    times=(4, 8, 16, 32),
+    times=(4, 8, 16, 32, 64),
 )
 
 if __name__ == "__main__":
