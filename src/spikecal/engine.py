@@ -39,7 +39,7 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
 def with_channels_last(graph: Graph) -> Graph:
     """The same network with the weights of its 2-D convolutions laid out channels-last.
 
-    Torch lays out what they compute alike, and on a processor takes a fifth less time for it.
+    Images are laid out so already (`fit_inputs`); without this torch lays out the weights at every call.
     """
     if graph.device.type != "cpu":
         return graph
