@@ -10,10 +10,12 @@ apart, because its spikes are not binary.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import spikecal as sc
 from grid import Grid
 
-SHIFT, WEIGHTS, EVEN, PC = sc.best().steps
+SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 CHANNELS = sc.MMSE(per_channel=True)
 
 
@@ -27,19 +29,22 @@ RECIPES = {
     "FTBC": ours(SHIFT, sc.TemporalBias()),
     "FTBC, 1024 images": ours(SHIFT, sc.TemporalBias(), images=1024),
     "best": sc.best(),
-    "best without closed form": ours(SHIFT, EVEN, PC),
-    "best without rows for even currents": ours(SHIFT, sc.ClosedFormWeights(even=0.0), EVEN, PC),
-    "best without even current": ours(SHIFT, WEIGHTS, PC),
-    "best, potentials in full": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(images=128)),
-    "best, potentials by half": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 128)),
-    "best, biases instead of potentials": ours(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
-    "best, then fitted to what fires": ours(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC),
+    "best without closed form": ours(SHIFT, EVEN, PC, READOUT),
+    "best without rows for even currents": ours(SHIFT, sc.ClosedFormWeights(even=0.0), EVEN, PC, READOUT),
+    "best without even current": ours(SHIFT, WEIGHTS, PC, READOUT),
+    "best without weighted readout": ours(SHIFT, WEIGHTS, EVEN, PC),
+    "best, late readout instead": ours(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout(), sc.BiasCalibration()),
+    "best, potentials in full": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(images=128), READOUT),
+    "best, potentials by half": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 128), READOUT),
+    "best, biases instead of potentials": ours(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration(), READOUT),
+    "best, then fitted to what fires": ours(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC, READOUT),
     "LTB + BC": sc.Recipe(sc.LTB(), (SHIFT, sc.BiasCalibration())),
-    "best with tuned thresholds": ours(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
-    "best, then FTBC": ours(SHIFT, WEIGHTS, EVEN, PC, sc.TemporalBias()),
-    "best, late readout": ours(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),
+    "best with tuned thresholds": ours(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC, READOUT),
+    "best, then FTBC": ours(SHIFT, WEIGHTS, EVEN, PC, sc.TemporalBias(), READOUT),
+    "FTBC with weighted readout": ours(SHIFT, sc.TemporalBias(), READOUT),
     "light, delay 1": sc.light(delay=1),
     "pipelined": sc.pipelined(),
+    "pipelined without weighted readout": replace(sc.pipelined(), steps=sc.pipelined().steps[:-1]),
     "best with signed neurons": sc.best(signed=True, name="signed"),
 }
 

@@ -114,7 +114,7 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-SHIFT, WEIGHTS, EVEN, PC = sc.best().steps
+SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 
 
 def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
@@ -126,7 +126,8 @@ def weights(**options: object) -> sc.Recipe:
 
 
 TRIALS = {
-    "best": sc.best(),
+    "best": changed(SHIFT, WEIGHTS, EVEN, PC),
+    "weighted readout": sc.best(),
     "weights not asked for even currents": weights(even=0.0),
     "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),
     "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),

@@ -1,19 +1,22 @@
-"""Temporal bias, tuned thresholds and late readout equal slow references in numpy, layer after layer."""
+"""Temporal bias, tuned thresholds and readouts equal slow references in numpy, layer after layer."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import nn
 
 import reference
 import spikecal as sc
 import zoo
 from helpers import captured, dense_graph, inputs, shell
+from spikecal.calibration import _correction
 from spikecal.functional import channel_mean
 from spikecal.ops import Linear
 from spikecal.replay import Layer
@@ -208,3 +211,81 @@ def test_a_late_readout_goes_with_the_network(tmp_path: Path) -> None:
 def test_a_late_readout_must_read_something(share: float) -> None:
     with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
         sc.LateReadout(share)
+
+
+# ---------------------------------------------------------------------- weighted readout
+
+
+def weights_by_trying(current: np.ndarray, target: np.ndarray, ridge: float) -> np.ndarray:
+    """(T, N, C), (N, C) -> the weights of the steps: every choice of steps that do not count, and the best of them."""
+    current, target = current - current.mean(1, keepdims=True), target - target.mean(0)
+    rows = current.reshape(len(current), -1).T / len(current)  # (N·C, T)
+    rows = np.vstack([rows, np.sqrt(ridge * (rows**2).sum() / len(current)) * np.eye(len(current))])
+    wanted = np.concatenate([target.ravel(), rows[-len(current) :].sum(1)])  # the ridge asks for 1
+    best, least = None, np.inf
+    for counts in itertools.product([False, True], repeat=len(current)):
+        (steps,) = np.nonzero(counts)
+        if not len(steps):
+            continue
+        last, *others = steps  # the last is what the mean of 1 leaves
+        free = rows[:, others] - rows[:, [last]]
+        weights = np.zeros(len(current))
+        weights[others] = np.linalg.lstsq(free, wanted - len(current) * rows[:, last], rcond=None)[0]
+        weights[last] = len(current) - weights.sum()
+        loss = ((rows @ weights - wanted) ** 2).sum()
+        if (weights >= 0).all() and loss < least:
+            best, least = weights, loss
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("ridge", [0.001, 0.03, 1.0])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_weighted_readout_has_the_best_weights(ridge: float, delay: int) -> None:
+    plain, x = network(sc.BiasShift(), delay=delay)
+    snn, _ = network(sc.BiasShift(), sc.WeightedReadout(ridge), delay=delay)
+    images = torch.from_numpy(x)
+    (current,) = plain.currents([images])
+    expected = weights_by_trying(current.numpy(), plain.ann(images).numpy(), ridge)
+    site = snn.sites[snn.graph.outputs[0].name]
+    np.testing.assert_allclose(site.weights.flatten().numpy(), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(snn(images).mean(0), snn.ann(images).mean(0))
+
+
+@given(st.integers(1, 7), st.integers(0, 10_000))
+def test_weights_of_steps_are_never_negative_and_1_on_average(steps: int, seed: int) -> None:
+    """Whatever the currents are, and never worse than equal weights."""
+    random = np.random.default_rng(seed)
+    current = random.normal(size=(steps, 5, 2)) * 10.0 ** random.integers(-3, 3, size=(steps, 1, 1))
+    target = random.normal(size=(5, 2)) + current[-1]
+    rows = (current - current.mean(1, keepdims=True)).reshape(steps, -1) / steps
+    lacking = (target - target.mean(0)).ravel() - rows.sum(0)
+    gram = rows @ rows.T
+    gram += 0.03 * gram.trace() / steps * np.eye(steps)
+    weights = 1 + _correction(torch.from_numpy(gram), torch.from_numpy(rows @ lacking)).numpy()
+    assert weights.min() >= -1e-9
+    assert weights.mean() == pytest.approx(1)
+    np.testing.assert_allclose(weights, weights_by_trying(current, target, 0.03), rtol=0, atol=1e-5)
+
+
+def test_a_weighted_readout_goes_with_the_network(tmp_path: Path) -> None:
+    snn, x = network(sc.BiasShift(), sc.WeightedReadout())
+    images = torch.from_numpy(x)
+    snn.save(tmp_path / "net.spk")
+    assert torch.equal(sc.load(tmp_path / "net.spk").over_time(images), snn.over_time(images))
+    torch.testing.assert_close(snn.over_time(images)[-1], snn(images))
+    assert sc.Recipe.from_json(snn.recipe.to_json()) == snn.recipe
+
+
+def test_an_output_that_nothing_reaches_is_read_evenly() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.zeros_(model[2].weight)
+    recipe = sc.Recipe(RULE, (sc.WeightedReadout(),))
+    snn = sc.convert(model, torch.randn(8, 3), T, recipe)
+    torch.testing.assert_close(snn.sites[snn.graph.outputs[0].name].weights.flatten(), torch.ones(T))
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
+def test_a_weighted_readout_needs_a_ridge(ridge: float) -> None:
+    with pytest.raises(ValueError, match="must be more than 0"):
+        sc.WeightedReadout(ridge)

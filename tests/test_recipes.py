@@ -18,14 +18,14 @@ MMSE = sc.MMSE(per_channel=True)
 def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
-    shift = sc.BiasShift(0.5)
+    shift, readout = sc.BiasShift(0.5), sc.WeightedReadout(0.03)
     weights, gently = sc.ClosedFormWeights(0.1, even=1.0), sc.PotentialCalibration(0.5, 128, 1.0)
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
-        "best": (MMSE, (shift, weights, sc.EvenCurrent(), gently)),
-        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 128))),
+        "best": (MMSE, (shift, weights, sc.EvenCurrent(), gently, readout)),
+        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 128), readout)),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),

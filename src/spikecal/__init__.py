@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         TemporalBias as TemporalBias,
         TunedThreshold as TunedThreshold,
         WeightCalibration as WeightCalibration,
+        WeightedReadout as WeightedReadout,
     )
     from .checkpoint import load as load
     from .closed_form import ClosedFormWeights as ClosedFormWeights
@@ -59,7 +60,7 @@ __version__ = "0.1.0"
 #: `--help` without waiting for torch.
 _NAMES = {
     "calibration": "BiasCalibration BiasShift EvenCurrent InitialPotential LateReadout NoEffectWarning "
-    "PotentialCalibration TemporalBias TunedThreshold WeightCalibration",
+    "PotentialCalibration TemporalBias TunedThreshold WeightCalibration WeightedReadout",
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from typing import Protocol
 
 import torch
@@ -193,6 +195,74 @@ class LateReadout:
         weights = torch.zeros(layer.T, *(1,) * len(layer.segment.site.shape))
         weights[skipped:] = layer.T / (layer.T - skipped)
         layer.site = replace(layer.site, weights=weights.to(layer.site.bias))
+
+
+@dataclass(frozen=True)
+class WeightedReadout:
+    """An output is a weighted mean of its current over the steps: min_w ‖x − Σ_t w[t]·I[t]/T‖² + λ‖w − 1‖².
+
+    Late steps know more. The weights are never negative and 1 on average, the same for all images and classes; means
+    over the images are taken off both sides, and the output's bias makes up for them.
+    ridge: λ, relative to the mean power of the I[t]/T.
+    """
+
+    ridge: float = 0.03
+
+    def __post_init__(self) -> None:
+        if not self.ridge > 0:
+            raise ValueError(f"the ridge must be more than 0, not {self.ridge}")
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Readout):
+            return
+        gram, cross = _moments_over_time(layer)
+        power = float(gram.diagonal().mean()) or 1.0
+        gram.diagonal().add_(self.ridge * power)
+        weights = (1 + _correction(gram, cross)).reshape(-1, *(1,) * len(layer.segment.site.shape))
+        layer.site = replace(layer.site, weights=weights.to(layer.site.bias))
+        BiasCalibration().apply(layer)
+
+
+def _moments_over_time(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Covariances of the currents at an output, I[t]/T, with each other, (T, T), and with what lacks, (T,)."""
+    size = prod(layer.segment.site.shape)
+    new = partial(torch.zeros, dtype=torch.float64, device=layer.graph.device)
+    gram, cross, total, lacking = new(layer.T, layer.T), new(layer.T), new(layer.T, size), new(size)
+    for part, values in layer.chunks():
+        current = layer.arriving(values).double().flatten(2) / layer.T  # (T, B, n)
+        residual = layer.target(part).double().flatten(1) - current.sum(0)  # (B, n)
+        gram += current.flatten(1) @ current.flatten(1).T
+        cross += current.flatten(1) @ residual.flatten()
+        total += current.sum(1)
+        lacking += residual.sum(0)
+    return gram - total @ total.T / layer.images, cross - total @ lacking / layer.images
+
+
+def _correction(gram: Tensor, cross: Tensor) -> Tensor:
+    """The d that minimises dᵀ·gram·d − 2·crossᵀ·d, where Σd = 0 and no d is below −1, (T,): an active-set method.
+
+    From d = 0 on, to the minimum over the `free` steps, or as far as the first of them allows, which is held at −1 then;
+    at a minimum, the held step that would lower it most is freed. It only ever goes down.
+    """
+    d, free = torch.zeros_like(cross), torch.ones_like(cross, dtype=torch.bool)
+    for _ in range(10 * len(d)):  # rarely more than a few; rounding could make two steps take turns
+        n = int(free.sum())
+        system = torch.ones(n + 1, n + 1, dtype=d.dtype, device=d.device)  # with the multiplier μ of Σd = 0
+        system[:n, :n], system[n, n] = gram[free][:, free], 0
+        slope = cross - gram @ d  # (T,), downhill
+        *_, mu = found = torch.linalg.solve(system, torch.cat([slope[free], slope.new_zeros(1)]))
+        move = torch.zeros_like(d).masked_scatter(free, found[:n])
+        way = torch.where(move < 0, (-1 - d) / move, torch.inf)  # to the bound
+        if bool(way.min() < 1):
+            d = d + way.min() * move
+            free[way.argmin()] = False
+            continue
+        d = d + move
+        gain = torch.where(free, -torch.inf, cross - gram @ d - mu)
+        if bool(gain.max() <= 0):
+            break
+        free[gain.argmax()] = True
+    return d
 
 
 class NoEffectWarning(UserWarning):

@@ -18,6 +18,7 @@ from .calibration import (
     TemporalBias,
     TunedThreshold,
     WeightCalibration,
+    WeightedReadout,
 )
 from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
@@ -37,6 +38,7 @@ _STEPS = {
         EvenCurrent,
         TunedThreshold,
         LateReadout,
+        WeightedReadout,
     )
 }
 _VERSION = 1
@@ -158,17 +160,17 @@ def advanced(
 
 
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, and the default: MMSE thresholds, weights by least squares, even currents, potential calibration."""
+    """Ours, and the default: weights by least squares, even currents, potential calibration, a weighted readout."""
     options = {"name": "best", **options}
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials)
+    steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials, WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
     """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency."""
     options = {"name": "pipelined", **options}
-    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration(rate=0.5, images=128))
+    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration(rate=0.5, images=128), WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, delay=delay, **options)
 
 
