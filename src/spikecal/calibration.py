@@ -241,8 +241,8 @@ def _moments_over_time(layer: Layer) -> tuple[Tensor, Tensor]:
 def _correction(gram: Tensor, cross: Tensor) -> Tensor:
     """The d that minimises dᵀ·gram·d − 2·crossᵀ·d, where Σd = 0 and no d is below −1, (T,): an active-set method.
 
-    From d = 0 on, to the minimum over the `free` steps, or as far as the first of them allows, which is held at −1 then;
-    at a minimum, the held step that would lower it most is freed. It only ever goes down.
+    From d = 0 on, to the minimum over the `free` steps, or as far as the first of them allows, which is held at −1.
+    At a minimum, the held step that would lower it most is freed. It only ever goes down.
     """
     d, free = torch.zeros_like(cross), torch.ones_like(cross, dtype=torch.bool)
     for _ in range(10 * len(d)):  # rarely more than a few; rounding could make two steps take turns

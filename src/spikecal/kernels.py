@@ -162,11 +162,18 @@ def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None)
 
 
 def scan_floats(
-    current: Tensor, bias: Tensor, threshold: Tensor, v0: Tensor, more: Tensor | None = None, in_place: bool = False
+    current: Tensor,
+    bias: Tensor,
+    threshold: Tensor,
+    v0: Tensor,
+    more: Tensor | None = None,
+    in_place: bool = False,
+    goes_on: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
     """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current, or over two.
 
     None where the kernels cannot, because one step of them is not dense in memory. in_place: the current may go.
+    goes_on: v0 is the potential after earlier steps, (B, ...), and may go as well.
     """
     if current.dtype != torch.float32 or current.device.type != "cpu" or native.library() is None:
         return None
@@ -175,7 +182,9 @@ def scan_floats(
         layouts = zip(x.shape[1:], x.stride()[1:], v.stride(), strict=True)
         if x.dtype != v.dtype or not x.numel() or any(own != dense for size, own, dense in layouts if size > 1):
             return None
-    v, bias, threshold = v.copy_(v0), torch.empty_like(v).copy_(bias), torch.empty_like(v).copy_(threshold)
+    v = v0 if goes_on and v0.stride() == v.stride() else v.copy_(v0)
+    one = v[:1] if v.stride(0) == v[0].numel() else v  # images that lie one behind the other share their parameters
+    bias, threshold = (torch.empty_like(one).copy_(x) for x in (bias, threshold))
     return native.scan(current, bias, threshold, v, more, in_place), v
 
 

@@ -272,9 +272,9 @@ def _fire_on_floats(
     if neurons.needs_all_steps or (len(inputs) > 1 and any(value.constant for value in inputs)):
         return None
     current, *others = (x.data.expand(steps, *x.data.shape) if x.constant else x.data for x in inputs)
-    v, more = neurons.v0 if v is None else v, others[0] if others else None
-    in_place = in_place and not inputs[0].constant
-    found = scan_floats(current, neurons.bias, neurons.threshold, v, more, in_place)
+    more, in_place = others[0] if others else None, in_place and not inputs[0].constant
+    v, goes_on = (neurons.v0, False) if v is None else (v, True)
+    found = scan_floats(current, neurons.bias, neurons.threshold, v, more, in_place, goes_on)
     if found is None:
         return None
     note_work(neurons=steps * inputs[0].images)

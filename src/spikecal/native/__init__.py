@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 6
+INTERFACE = 7
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -103,7 +103,7 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
-    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_size_t, *(c_void_p,) * 4, c_int)
+    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, *(c_size_t,) * 2, *(c_void_p,) * 4, c_int)
     lib.spikecal_scan.restype = None
     lib.spikecal_cells.argtypes = (c_void_p, c_int, c_int, c_size_t, c_void_p, c_int, c_void_p, c_int)
     lib.spikecal_cells.restype = None
@@ -172,21 +172,25 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
 def scan(
     current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tensor | None = None, in_place: bool = False
 ) -> Tensor:
-    """Neurons that get this current (t, ...) and this bias at every step: their spikes, (t, ...); v is updated.
+    """Neurons that get this current (t, B, ...) and this bias at every step: their spikes, (t, B, ...); v is updated.
 
-    One step of all is dense in memory, and laid out alike. more: another current, (t, ...). in_place: the spikes take
-    the place of the current, if every step of it has its own memory.
+    One step of all is dense in memory, and laid out alike. Biases and thresholds are those of all images, or of one,
+    (1, ...), if images lie one behind the other. more: another current, (t, B, ...). in_place: the spikes take the
+    place of the current, if every step of it has its own memory.
     """
-    steps = {"a step of the current": current[0], "bias": bias, "threshold": threshold, "v": v}
+    shared = threshold.shape == bias.shape == (1, *v.shape[1:]) and v.stride(0) == v[0].numel()
+    one = v[:1] if shared else v
+    steps = {"a step of the current": current[0], "v": v}
     if more is not None:
         steps["a step of the second current"] = more[0]
         if len(more) != len(current) or more.stride(0) < more[0].numel():
             raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
     if not _is_dense(v):
         raise ValueError(f"the native kernels want v without gaps or overlaps, not with strides {v.stride()}")
-    for name, x in steps.items():
-        alike = all(a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1)
-        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
+    like = [(name, x, v) for name, x in steps.items()] + [("bias", bias, one), ("threshold", threshold, one)]
+    for name, x, other in like:
+        alike = all(a == b for n, a, b in zip(other.shape, x.stride(), other.stride(), strict=False) if n > 1)
+        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != other.shape or not alike:
             raise ValueError(
                 f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
                 f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
@@ -200,7 +204,8 @@ def scan(
         None if more is None else more.data_ptr(),
         0 if more is None else more.stride(0),
         len(current),
-        v.numel(),
+        v.numel() // one.numel(),
+        one.numel(),
         *(x.data_ptr() for x in (bias, threshold, v, spikes)),
         torch.get_num_threads(),
     )

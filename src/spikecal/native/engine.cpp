@@ -76,7 +76,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 6; }
+EXPORT int spikecal_interface() { return 7; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -108,15 +108,18 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
 }
 
 // Neurons whose currents and spikes are floats in any layout: v += current[t] + more[t] + bias; fire; `stride` floats a
-// step. Without a second current its stride is 0. Spikes may take the place of the current.
+// step. Without a second current its stride is 0. Spikes may take the place of the current. There are `copies` of the
+// neurons, one behind the other, with the same biases and thresholds.
 EXPORT void spikecal_scan(const float* current, size_t stride, const float* more, size_t more_stride, int T,
-                          size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
-                          int threads) {
+                          size_t copies, size_t neurons, const float* bias, const float* threshold, float* v,
+                          float* spikes, int threads) {
   constexpr size_t some = 2048;  // their potentials, biases and thresholds stay in the nearest cache
-  share((int)((neurons + some - 1) / some), threads, [&](int part) {
-    const size_t from = part * some, count = std::min(some, neurons - from);
-    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, count, bias + from,
-                  threshold + from, v + from, spikes + from, neurons);
+  const size_t parts = (neurons + some - 1) / some;
+  share((int)(copies * parts), threads, [&](int task) {
+    const size_t first = task % parts * some, from = task / parts * neurons + first;
+    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T,
+                  std::min(some, neurons - first), bias + first, threshold + first, v + from, spikes + from,
+                  copies * neurons);
   });
 }
 
