@@ -10,17 +10,24 @@ apart, because its spikes are not binary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import spikecal as sc
 from grid import Grid
 
-SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 CHANNELS = sc.MMSE(per_channel=True)
 
 
 def ours(*steps: object, images: int = 512) -> sc.Recipe:
     return sc.Recipe(CHANNELS, steps, calibration_images=images)  # type: ignore[arg-type]
+
+
+def changed(change: Mapping[object, Sequence[object]], recipe: sc.Recipe | None = None) -> sc.Recipe:
+    """A recipe, `best` by default, with other steps in the place of some of its own."""
+    recipe = recipe or sc.best()
+    return replace(recipe, name="custom", steps=[new for old in recipe.steps for new in change.get(old, [old])])
 
 
 RECIPES = {
@@ -29,22 +36,25 @@ RECIPES = {
     "FTBC": ours(SHIFT, sc.TemporalBias()),
     "FTBC, 1024 images": ours(SHIFT, sc.TemporalBias(), images=1024),
     "best": sc.best(),
-    "best without closed form": ours(SHIFT, EVEN, PC, READOUT),
-    "best without rows for even currents": ours(SHIFT, sc.ClosedFormWeights(even=0.0), EVEN, PC, READOUT),
-    "best without even current": ours(SHIFT, WEIGHTS, PC, READOUT),
-    "best without weighted readout": ours(SHIFT, WEIGHTS, EVEN, PC),
-    "best, late readout instead": ours(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout(), sc.BiasCalibration()),
-    "best, potentials in full": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(images=128), READOUT),
-    "best, potentials by half": ours(SHIFT, WEIGHTS, EVEN, sc.PotentialCalibration(0.5, 128), READOUT),
-    "best, biases instead of potentials": ours(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration(), READOUT),
-    "best, then fitted to what fires": ours(SHIFT, WEIGHTS, EVEN, PC, sc.ClosedFormWeights(fired=True), PC, READOUT),
+    "best without closed form": changed({WEIGHTS: []}),
+    "best without rows for even currents": changed({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
+    "best without even current": changed({EVEN: []}),
+    "best without output threshold": changed({THETA: []}),
+    "best without weighted readout": changed({READOUT: []}),
+    "best with neither of them": changed({THETA: [], READOUT: []}),
+    "best, late readout instead": changed({READOUT: [sc.LateReadout(), sc.BiasCalibration()]}),
+    "best, potentials in full": changed({PC: [sc.PotentialCalibration(images=128)]}),
+    "best, potentials by half": changed({PC: [sc.PotentialCalibration(0.5, 128)]}),
+    "best, biases instead of potentials": changed({PC: [sc.BiasCalibration()]}),
+    "best, then fitted to what fires": changed({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
+    "best with tuned thresholds": changed({WEIGHTS: [WEIGHTS, sc.TunedThreshold()]}),
+    "best, then FTBC": changed({PC: [PC, sc.TemporalBias()]}),
     "LTB + BC": sc.Recipe(sc.LTB(), (SHIFT, sc.BiasCalibration())),
-    "best with tuned thresholds": ours(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC, READOUT),
-    "best, then FTBC": ours(SHIFT, WEIGHTS, EVEN, PC, sc.TemporalBias(), READOUT),
-    "FTBC with weighted readout": ours(SHIFT, sc.TemporalBias(), READOUT),
+    "FTBC with both": ours(THETA, SHIFT, sc.TemporalBias(), READOUT),
     "light, delay 1": sc.light(delay=1),
     "pipelined": sc.pipelined(),
-    "pipelined without weighted readout": replace(sc.pipelined(), steps=sc.pipelined().steps[:-1]),
+    "pipelined without output threshold": changed({THETA: []}, sc.pipelined()),
+    "pipelined with neither of them": changed({THETA: [], READOUT: []}, sc.pipelined()),
     "best with signed neurons": sc.best(signed=True, name="signed"),
 }
 

@@ -114,7 +114,7 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 
 
 def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
@@ -127,7 +127,9 @@ def weights(**options: object) -> sc.Recipe:
 
 TRIALS = {
     "best": changed(SHIFT, WEIGHTS, EVEN, PC),
-    "weighted readout": sc.best(),
+    "weighted readout": changed(SHIFT, WEIGHTS, EVEN, PC, READOUT),
+    "threshold for the output": changed(THETA, SHIFT, WEIGHTS, EVEN, PC),
+    "both": sc.best(),
     "weights not asked for even currents": weights(even=0.0),
     "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),
     "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),

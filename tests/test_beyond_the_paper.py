@@ -289,3 +289,70 @@ def test_an_output_that_nothing_reaches_is_read_evenly() -> None:
 def test_a_weighted_readout_needs_a_ridge(ridge: float) -> None:
     with pytest.raises(ValueError, match="must be more than 0"):
         sc.WeightedReadout(ridge)
+
+
+# ---------------------------------------------------------------------- threshold of neurons in front of an output
+
+
+class Pooled(nn.Module):
+    """Neurons whose spikes an output reads as averages; those before them go elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x).relu()).relu().mean((2, 3)))
+
+
+def rounded(x: np.ndarray, theta: np.ndarray) -> np.ndarray:
+    return np.clip(np.floor(T * x / theta + 0.5), 0, T) * theta / T
+
+
+def test_the_threshold_in_front_of_an_output_is_the_best_of_those_tried() -> None:
+    torch.manual_seed(0)
+    model, x = Pooled().double().eval(), torch.randn(30, 1, 8, 8, dtype=torch.float64)
+    factors = (0.5, 0.9, 1.0, 1.3, 1.7, 2.5, 4.0)
+    before = sc.convert(model, x, T, sc.Recipe(RULE))
+    snn = sc.convert(model, x, T, sc.Recipe(RULE, (sc.OutputThreshold(factors),)))
+    inner, outer = (node.name for node in snn.graph.neurons)
+    assert torch.equal(snn.sites[inner].threshold, before.sites[inner].threshold)
+    old = before.sites[outer].threshold.numpy()
+    activations = model.second(model.first(x).relu()).relu().detach().numpy()  # (N, 5, 4, 4)
+    weight = model.last.weight.detach().numpy()
+    errors = []
+    for f in factors:
+        wrong = (activations - rounded(activations, f * old)).mean((2, 3)) @ weight.T
+        errors.append(((wrong - wrong.mean(0)) ** 2).sum())
+    chosen = factors[int(np.argmin(errors))]
+    assert chosen != 1.0
+    np.testing.assert_allclose(snn.sites[outer].threshold.numpy(), chosen * old, rtol=1e-12)
+
+
+class TwoReaders(Pooled):
+    """The last neurons are an output's, and other neurons read them as well."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        spikes = self.second(self.first(x).relu()).relu()
+        return self.last(spikes.mean((2, 3))), spikes.flatten(2).mean(1).sub(0.1).relu().sum(1, keepdim=True)
+
+
+def test_a_threshold_that_other_neurons_depend_on_stays() -> None:
+    torch.manual_seed(0)
+    model, x = TwoReaders().eval(), torch.randn(9, 1, 8, 8)
+    before, after = (sc.convert(model, x, T, sc.Recipe(RULE, steps)) for steps in ((), (sc.OutputThreshold((1.5,)),)))
+    changed = [
+        n.name
+        for n in after.graph.neurons
+        if not torch.equal(before.sites[n.name].threshold, after.sites[n.name].threshold)
+    ]
+    assert changed == [after.graph.neurons[-1].name]
+
+
+def test_the_threshold_in_front_of_an_output_does_not_depend_on_the_memory() -> None:
+    torch.manual_seed(0)
+    model, x = Pooled().eval(), torch.randn(64, 1, 8, 8)
+    recipe = sc.Recipe(RULE, (sc.OutputThreshold(),), calibration_images=64)
+    few, much = (sc.convert(model, x, T, recipe, memory=memory) for memory in ("1MiB", "1GiB"))
+    name = few.graph.neurons[-1].name
+    assert torch.equal(few.sites[name].threshold, much.sites[name].threshold)

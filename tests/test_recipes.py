@@ -19,13 +19,14 @@ def test_recipes_are_what_they_are_called() -> None:
     """Threshold rule and steps of each name; a change here changes every number that is published."""
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift, readout = sc.BiasShift(0.5), sc.WeightedReadout(0.03)
+    theta = sc.OutputThreshold((0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4))
     weights, gently = sc.ClosedFormWeights(0.1, even=1.0), sc.PotentialCalibration(0.5, 128, 1.0)
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
-        "best": (MMSE, (shift, weights, sc.EvenCurrent(), gently, readout)),
-        "pipelined": (MMSE, (shift, weights, sc.PotentialCalibration(0.5, 128), readout)),
+        "best": (MMSE, (theta, shift, weights, sc.EvenCurrent(), gently, readout)),
+        "pipelined": (MMSE, (theta, shift, weights, sc.PotentialCalibration(0.5, 128), readout)),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),

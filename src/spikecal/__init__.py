@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         InitialPotential as InitialPotential,
         LateReadout as LateReadout,
         NoEffectWarning as NoEffectWarning,
+        OutputThreshold as OutputThreshold,
         PotentialCalibration as PotentialCalibration,
         TemporalBias as TemporalBias,
         TunedThreshold as TunedThreshold,
@@ -60,7 +61,7 @@ __version__ = "0.1.0"
 #: `--help` without waiting for torch.
 _NAMES = {
     "calibration": "BiasCalibration BiasShift EvenCurrent InitialPotential LateReadout NoEffectWarning "
-    "PotentialCalibration TemporalBias TunedThreshold WeightCalibration WeightedReadout",
+    "OutputThreshold PotentialCalibration TemporalBias TunedThreshold WeightCalibration WeightedReadout",
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .errors import CalibrationError
-from .functional import channel_mean, clip_floor_error, delayed
+from .functional import channel_mean, clip_floor, clip_floor_error, delayed
 from .replay import Layer
+from .segments import Segment
 from .simulation import Neurons, Readout, with_bias
 
 
@@ -160,7 +161,7 @@ class TunedThreshold:
         if not isinstance(layer.site, Neurons):
             return
         before = layer.site
-        candidates = [replace(before, threshold=before.threshold * f, v0=before.v0 * f) for f in self.factors]
+        candidates = [_scaled(before, f) for f in self.factors]
         errors = [torch.zeros_like(before.threshold, dtype=torch.float64) for _ in candidates]
         for part, values in layer.chunks():
             target = layer.target(part)
@@ -169,7 +170,61 @@ class TunedThreshold:
                 error += _like(wrong, before.threshold)
         best = torch.stack(errors).argmin(0)  # (C, 1, ...)
         factor = torch.tensor(self.factors, dtype=before.threshold.dtype, device=best.device)[best]
-        layer.site = replace(before, threshold=before.threshold * factor, v0=before.v0 * factor)
+        layer.site = _scaled(before, factor)
+
+
+@dataclass(frozen=True)
+class OutputThreshold:
+    """θ of the neurons in front of an output, with the least ‖z − z(s̄)‖² there, z(s̄) being what rounded spikes give.
+
+    An output reads sums of many neurons: flooring, a little in each, averages out in them, and clipping does not. So
+    what is best for every neuron by itself clips too much for the output. Tried are `factors` times the threshold so
+    far, on the ANN's activations; only where neurons reach outputs alone, and these read no other neurons.
+    """
+
+    factors: tuple[float, ...] = (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+
+    def apply(self, layer: Layer) -> None:
+        if isinstance(layer.site, Neurons) and (outputs := layer.outputs_behind()):
+            errors = [sum(self._error(layer, output, f) for output in outputs) for f in self.factors]
+            layer.site = _scaled(layer.site, self.factors[errors.index(min(errors))])
+
+    @staticmethod
+    def _error(layer: Layer, output: Segment, factor: float) -> float:
+        """Summed over all images, relative to the power of the output, both without their means."""
+        assert isinstance(layer.site, Neurons)
+        theta = factor * layer.site.threshold
+        wrong, whole = _Power(), _Power()
+        for part in layer.parts_of(output):
+            x = layer.target(part)
+            z = layer.behind(output, x)
+            wrong.add(z - layer.behind(output, clip_floor(x, layer.T, theta, theta / 2)))
+            whole.add(z)
+        return wrong.total() / (whole.total() or 1.0)
+
+
+class _Power:
+    """Σ(x − x̄)² over all images, some at a time."""
+
+    def __init__(self) -> None:
+        self.images, self.sum, self.squares = 0, torch.zeros(()), 0.0
+
+    def add(self, x: Tensor) -> None:
+        x = x.double()  # (B, ...)
+        self.images += len(x)
+        self.sum = self.sum.to(x) + x.sum(0)
+        self.squares += float(x.square().sum())
+
+    def total(self) -> float:
+        return self.squares - float(self.sum.square().sum()) / self.images
+
+
+def _scaled(neurons: Neurons, factor: Tensor | float) -> Neurons:
+    """With other thresholds; an initial potential keeps its share of them."""
+    return replace(neurons, threshold=neurons.threshold * factor, v0=neurons.v0 * factor)
 
 
 def _like(wrong: Tensor, threshold: Tensor) -> Tensor:

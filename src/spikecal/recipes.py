@@ -13,6 +13,7 @@ from .calibration import (
     EvenCurrent,
     InitialPotential,
     LateReadout,
+    OutputThreshold,
     PotentialCalibration,
     Step,
     TemporalBias,
@@ -37,6 +38,7 @@ _STEPS = {
         TemporalBias,
         EvenCurrent,
         TunedThreshold,
+        OutputThreshold,
         LateReadout,
         WeightedReadout,
     )
@@ -160,17 +162,18 @@ def advanced(
 
 
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, and the default: weights by least squares, even currents, potential calibration, a weighted readout."""
+    """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read."""
     options = {"name": "best", **options}
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    steps = (BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials, WeightedReadout())
+    steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials, WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
     """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency."""
     options = {"name": "pipelined", **options}
-    steps = (BiasShift(), ClosedFormWeights(), PotentialCalibration(rate=0.5, images=128), WeightedReadout())
+    potentials = PotentialCalibration(rate=0.5, images=128)
+    steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), potentials, WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, delay=delay, **options)
 
 

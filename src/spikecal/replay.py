@@ -18,7 +18,7 @@ from .errors import CalibrationError
 from .functional import count_spikes, delayed, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
 from .memory import CACHE, CACHE_OF_BITS, chunk_of_images, peak_bytes
-from .ops import Activation, Conv, Linear, Peak
+from .ops import Activation, Conv, Linear, Output, Peak
 from .segments import Segment, last_readers, segments
 from .simulation import Neurons, Readout, Site, fire, run_segment, site_current
 from .values import PackedSpikes, Value
@@ -232,6 +232,20 @@ class Layer:
         values = {name: Value(x) for name, x in inputs.items()}
         found = run_segment(self.graph.with_tensors(weights), self.segment, values, 1)
         return found[self.segment.source].data
+
+    def outputs_behind(self) -> list[Segment]:
+        """The outputs that read these neurons, if nothing else does, and they read nothing else."""
+        readers = [s for s in self._replay.segments if self.name in s.frontier]
+        alone = all(isinstance(s.site.op, Output) and s.frontier == (self.name,) for s in readers)
+        return readers if alone else []
+
+    def parts_of(self, other: Segment) -> list[slice]:
+        """All images, some at a time, to be carried through another segment, in two states at once."""
+        return self._replay.parts(other, steps=2)
+
+    def behind(self, output: Segment, x: Tensor) -> Tensor:
+        """What an output behind these neurons has if they are worth x, (B, ...), with the ANN's weights."""
+        return run_segment(self._replay.ann_graph, output, {self.name: Value(x)}, 1)[output.source].data
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._replay.graph = self.graph.with_tensors(weights)
