@@ -130,6 +130,7 @@ TRIALS = {
     "weighted readout": changed(SHIFT, WEIGHTS, EVEN, PC, READOUT),
     "threshold for the output": changed(THETA, SHIFT, WEIGHTS, EVEN, PC),
     "both": sc.best(),
+    "both, all thresholds 15 % higher": changed(sc.TunedThreshold((1.15,)), *sc.best().steps),
     "weights not asked for even currents": weights(even=0.0),
     "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),
     "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),
