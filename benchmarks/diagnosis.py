@@ -28,7 +28,7 @@ FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_
 
 
 def recipes(T: int) -> dict[str, sc.Recipe]:
-    channels, (_, shift, weights, _, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
+    channels, (_, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
 
     def ours(*steps: object) -> sc.Recipe:
         return sc.Recipe(channels, steps, calibration_images=sc.best().calibration_images)  # type: ignore[arg-type]
@@ -39,7 +39,8 @@ def recipes(T: int) -> dict[str, sc.Recipe]:
         "potential calibration": sc.Recipe(channels, (shift, sc.PotentialCalibration())),
         "least squares for the mean": ours(shift, sc.ClosedFormWeights(even=0.0), gently),
         "and for even currents": ours(shift, weights, gently),
-        "best (and even current)": sc.best(),
+        "and even current": ours(shift, weights, even, gently),
+        "best (and for the output)": sc.best(),
         "pipelined": sc.pipelined(),
         "nothing uneven": sc.pipelined(delay=T, name="nothing uneven"),
     }

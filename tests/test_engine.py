@@ -177,6 +177,12 @@ def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], 
     rest = scan_floats(current[2:], bias, threshold, halves[1])
     assert rest is not None
     assert torch.equal(torch.cat([halves[0], rest[0]]), spikes)
+    halves = scan_floats(current[:2], bias, threshold, v0)
+    assert halves is not None
+    rest = scan_floats(current[2:], bias, threshold, halves[1], goes_on=True)
+    assert rest is not None
+    assert torch.equal(torch.cat([halves[0], rest[0]]), spikes)
+    assert rest[1].data_ptr() == halves[1].data_ptr()
 
 
 def test_neurons_on_floats_are_the_same_on_any_number_of_threads() -> None:

@@ -186,11 +186,14 @@ class OutputThreshold:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))
+        if not self.factors or not all(f > 0 for f in self.factors):
+            raise ValueError(f"there must be factors, all of them above 0, not {self.factors}")
 
     def apply(self, layer: Layer) -> None:
         if isinstance(layer.site, Neurons) and (outputs := layer.outputs_behind()):
-            errors = [sum(self._error(layer, output, f) for output in outputs) for f in self.factors]
-            layer.site = _scaled(layer.site, self.factors[errors.index(min(errors))])
+            errors = {f: sum(self._error(layer, output, f) for output in outputs) for f in self.factors}
+            best = min(self.factors, key=lambda f: (errors[f], abs(f - 1)))  # where all are alike, nothing changes
+            layer.site = _scaled(layer.site, best)
 
     @staticmethod
     def _error(layer: Layer, output: Segment, factor: float) -> float:
@@ -198,12 +201,12 @@ class OutputThreshold:
         assert isinstance(layer.site, Neurons)
         theta = factor * layer.site.threshold
         wrong, whole = _Power(), _Power()
-        for part in layer.parts_of(output):
+        for part in layer.parts_until(output):
             x = layer.target(part)
             z = layer.behind(output, x)
             wrong.add(z - layer.behind(output, clip_floor(x, layer.T, theta, theta / 2)))
             whole.add(z)
-        return wrong.total() / (whole.total() or 1.0)
+        return wrong.total() / whole.total() if whole.total() else 0.0
 
 
 class _Power:
@@ -219,7 +222,9 @@ class _Power:
         self.squares += float(x.square().sum())
 
     def total(self) -> float:
-        return self.squares - float(self.sum.square().sum()) / self.images
+        """0 where images do not differ, but for rounding."""
+        total = self.squares - float(self.sum.square().sum()) / self.images
+        return total if total > 1e-9 * self.squares else 0.0
 
 
 def _scaled(neurons: Neurons, factor: Tensor | float) -> Neurons:
@@ -270,27 +275,33 @@ class WeightedReadout:
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Readout):
             return
-        gram, cross = _moments_over_time(layer)
-        power = float(gram.diagonal().mean()) or 1.0
+        gram, cross, power = _moments_over_time(layer)
         gram.diagonal().add_(self.ridge * power)
         weights = (1 + _correction(gram, cross)).reshape(-1, *(1,) * len(layer.segment.site.shape))
         layer.site = replace(layer.site, weights=weights.to(layer.site.bias))
-        BiasCalibration().apply(layer)
+        layer.site = with_bias(layer.site, layer.mean_error())
 
 
-def _moments_over_time(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Covariances of the currents at an output, I[t]/T, with each other, (T, T), and with what lacks, (T,)."""
+def _moments_over_time(layer: Layer) -> tuple[Tensor, Tensor, float]:
+    """Covariances of the currents at an output, I[t]/T, with each other, (T, T), and with what lacks, (T,).
+
+    The third is their mean power, never 0: where images do not differ, a tiny share of what they have in common.
+    """
     size = prod(layer.segment.site.shape)
     new = partial(torch.zeros, dtype=torch.float64, device=layer.graph.device)
     gram, cross, total, lacking = new(layer.T, layer.T), new(layer.T), new(layer.T, size), new(size)
     for part, values in layer.chunks():
-        current = layer.arriving(values).double().flatten(2) / layer.T  # (T, B, n)
-        residual = layer.target(part).double().flatten(1) - current.sum(0)  # (B, n)
-        gram += current.flatten(1) @ current.flatten(1).T
-        cross += current.flatten(1) @ residual.flatten()
-        total += current.sum(1)
-        lacking += residual.sum(0)
-    return gram - total @ total.T / layer.images, cross - total @ lacking / layer.images
+        for arriving, target in zip(layer.arriving(values).unbind(1), layer.target(part), strict=True):
+            current = arriving.reshape(layer.T, size).double() / layer.T  # (T, n)
+            residual = target.reshape(size).double() - current.sum(0)  # (n,)
+            gram += current @ current.T
+            cross += current @ residual
+            total += current
+            lacking += residual
+    in_common = 1e-9 * float(gram.diagonal().mean())
+    gram -= total @ total.T / layer.images
+    power = max(float(gram.diagonal().mean()), in_common) or 1.0
+    return gram, cross - total @ lacking / layer.images, power
 
 
 def _correction(gram: Tensor, cross: Tensor) -> Tensor:
@@ -310,9 +321,9 @@ def _correction(gram: Tensor, cross: Tensor) -> Tensor:
         way = torch.where(move < 0, (-1 - d) / move, torch.inf)  # to the bound
         if bool(way.min() < 1):
             d = d + way.min() * move
-            free[way.argmin()] = False
+            d[way.argmin()], free[way.argmin()] = -1, False
             continue
-        d = d + move
+        d = (d + move).clamp(min=-1)
         gain = torch.where(free, -torch.inf, cross - gram @ d - mu)
         if bool(gain.max() <= 0):
             break

@@ -226,4 +226,5 @@ def running_mean(y: Tensor, weights: Tensor | None = None) -> Tensor:
     weights: (T, ...), of the steps; y is multiplied by them already.
     """
     weights = y.new_ones(len(y), *(1,) * (y.ndim - 2)) if weights is None else weights
-    return y.cumsum(0) / weights.cumsum(0).unsqueeze(1).clamp(min=torch.finfo(y.dtype).tiny)
+    counted = weights.cumsum(0).unsqueeze(1)
+    return torch.where(counted > 1e-6, y.cumsum(0) / counted.clamp(min=1e-6), 0)

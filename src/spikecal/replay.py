@@ -236,12 +236,19 @@ class Layer:
     def outputs_behind(self) -> list[Segment]:
         """The outputs that read these neurons, if nothing else does, and they read nothing else."""
         readers = [s for s in self._replay.segments if self.name in s.frontier]
-        alone = all(isinstance(s.site.op, Output) and s.frontier == (self.name,) for s in readers)
+        handed_on = {name for s in self._replay.segments for name in s.frontier}
+        alone = all(
+            isinstance(s.site.op, Output)
+            and s.frontier == (self.name,)
+            and not any(node.name in handed_on for node in s.nodes)
+            for s in readers
+        )
         return readers if alone else []
 
-    def parts_of(self, other: Segment) -> list[slice]:
-        """All images, some at a time, to be carried through another segment, in two states at once."""
-        return self._replay.parts(other, steps=2)
+    def parts_until(self, output: Segment) -> list[slice]:
+        """All images, some at a time, to be carried from here to an output, in a few states at once."""
+        most = max(prod(node.shape) for node in (*output.nodes, output.site))
+        return self._replay.parts(self.segment, steps=3 * max(1, -(-most // prod(self.segment.site.shape))))
 
     def behind(self, output: Segment, x: Tensor) -> Tensor:
         """What an output behind these neurons has if they are worth x, (B, ...), with the ANN's weights."""

@@ -114,12 +114,14 @@ EXPORT void spikecal_scan(const float* current, size_t stride, const float* more
                           size_t copies, size_t neurons, const float* bias, const float* threshold, float* v,
                           float* spikes, int threads) {
   constexpr size_t some = 2048;  // their potentials, biases and thresholds stay in the nearest cache
-  const size_t parts = (neurons + some - 1) / some;
-  share((int)(copies * parts), threads, [&](int task) {
-    const size_t first = task % parts * some, from = task / parts * neurons + first;
-    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T,
-                  std::min(some, neurons - first), bias + first, threshold + first, v + from, spikes + from,
-                  copies * neurons);
+  const size_t parts = (neurons + some - 1) / some, together = std::max<size_t>(1, some / neurons);
+  share((int)((copies + together - 1) / together * parts), threads, [&](int task) {
+    const size_t first = task % parts * some, count = std::min(some, neurons - first), copy = task / parts * together;
+    for (size_t c = copy; c < std::min(copies, copy + together); ++c) {
+      const size_t from = c * neurons + first;
+      kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, count, bias + first,
+                    threshold + first, v + from, spikes + from, copies * neurons);
+    }
   });
 }
 
