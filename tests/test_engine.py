@@ -143,7 +143,9 @@ def test_neurons_equal_the_scan(delay: int) -> None:
 
 
 @pytest.mark.usefixtures("lanes")
-@pytest.mark.parametrize("shape", [(3, 5, 6, 7), (2, 4), (1, 33, 1, 1), (4,), (2, 40, 30, 9)])
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 6, 7), (2, 4), (1, 33, 1, 1), (4,), (2, 40, 30, 9), (32, 5), (2, 64, 9, 7), (32, 32)]
+)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "constant", "transposed", "sliced"])
 def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], layout: str) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -585,16 +587,21 @@ def test_other_kernels_refuse_wrong_buffers() -> None:
     bits, height = torch.zeros(2, 3, 1, dtype=torch.int64), torch.ones(20)
     counts, most = (torch.zeros(1, 2, 2, 4, dtype=torch.int32) for _ in range(2))
     top, cells = torch.ones(2, dtype=torch.float64), torch.zeros(2, 4, 2, dtype=torch.float64)
+    two = torch.zeros(2), torch.ones(2)
     wrong: list[Callable[[], object]] = [
         lambda: native.unpack(bits, torch.ones(70)),
         lambda: native.unpack(bits.int(), height),
         lambda: native.count(bits, height.double()),
         lambda: native.pack_spikes(torch.zeros(2, 3, dtype=torch.float64)),
-        lambda: native.scan(torch.zeros(2, 3, 4), *(torch.zeros(3, 5) for _ in range(3))),
-        lambda: native.scan(torch.zeros(2, 4, 4), *(torch.zeros(4, 4).mT for _ in range(3))),
-        lambda: native.scan(torch.zeros(2, 4, 64), *(torch.zeros(1).expand(4, 64) for _ in range(3))),
-        lambda: native.scan(torch.zeros(2, 4, 64)[:, :, ::2], *(torch.zeros(4, 64)[:, ::2] for _ in range(3))),
-        lambda: native.scan(torch.zeros(2, 4), *(torch.zeros(4) for _ in range(3)), torch.zeros(1, 4).expand(2, 4)),
+        lambda: native.scan(torch.zeros(2, 3, 4), *two, torch.zeros(3, 5)),
+        lambda: native.scan(torch.zeros(2, 4, 4), *two, torch.zeros(4, 4).mT),
+        lambda: native.scan(torch.zeros(2, 4, 64), *two, torch.zeros(1).expand(4, 64)),
+        lambda: native.scan(torch.zeros(2, 4, 64)[:, :, ::2], *two, torch.zeros(4, 64)[:, ::2]),
+        lambda: native.scan(torch.zeros(2, 4), *two, torch.zeros(4), torch.zeros(1, 4).expand(2, 4)),
+        lambda: native.scan(torch.zeros(2, 5), *two, torch.zeros(5)),
+        lambda: native.scan(torch.zeros(2, 4), two[0][:0], two[1][:0], torch.zeros(4)),
+        lambda: native.scan(torch.zeros(2, 4), two[0], two[1][:1], torch.zeros(4)),
+        lambda: native.scan(torch.zeros(2, 4), *(x.double() for x in two), torch.zeros(4)),
         lambda: native.add_cells(torch.zeros(1, 2, 5).double(), top, cells),
         lambda: native.add_cells(torch.zeros(2, 3, 5), top, cells),
         lambda: native.add_cells(torch.zeros(1, 2, 5), top.float(), cells),

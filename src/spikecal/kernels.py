@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod, sqrt
 
@@ -183,9 +183,20 @@ def scan_floats(
         if x.dtype != v.dtype or not x.numel() or any(own != dense for size, own, dense in layouts if size > 1):
             return None
     v = v0 if goes_on and v0.stride() == v.stride() else v.copy_(v0)
-    one = v[:1] if v.stride(0) == v[0].numel() else v  # images that lie one behind the other share their parameters
-    bias, threshold = (torch.empty_like(one).copy_(x) for x in (bias, threshold))
+    bias, threshold = _repeated(v, bias, threshold)
     return native.scan(current, bias, threshold, v, more, in_place), v
+
+
+def _repeated(v: Tensor, *parameters: Tensor) -> Iterator[Tensor]:
+    """Parameters of neurons as they repeat in memory laid out like v: one value a channel, if channels lie last."""
+    axis = min(range(v.ndim), key=lambda d: (v.stride(d), v.shape[d] == 1))  # whose values lie side by side
+    width = v.shape[axis]
+    own = [1] * v.ndim
+    own[axis] = width
+    if width % native.lanes() == 0 and all(p.numel() == 1 or p.shape == tuple(own[-p.ndim :]) for p in parameters):
+        return (p.reshape(-1).expand(width).contiguous() for p in parameters)
+    one = v[:1] if v.stride(0) == v[0].numel() else v  # images that lie one behind the other share them
+    return (torch.empty_like(one).copy_(p).as_strided((one.numel(),), (1,)) for p in parameters)
 
 
 def scan(

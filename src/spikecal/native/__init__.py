@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 7
+INTERFACE = 8
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -174,27 +174,22 @@ def scan(
 ) -> Tensor:
     """Neurons that get this current (t, B, ...) and this bias at every step: their spikes, (t, B, ...); v is updated.
 
-    One step of all is dense in memory, and laid out alike. Biases and thresholds are those of all images, or of one,
-    (1, ...), if images lie one behind the other. more: another current, (t, B, ...). in_place: the spikes take the
-    place of the current, if every step of it has its own memory.
+    One step of all is dense in memory, and laid out alike. Biases and thresholds, (n,), repeat in that memory.
+    more: another current, (t, B, ...). in_place: the spikes take the place of the current, if every step of it has its
+    own memory.
     """
-    shared = threshold.shape == bias.shape == (1, *v.shape[1:]) and v.stride(0) == v[0].numel()
-    one = v[:1] if shared else v
-    steps = {"a step of the current": current[0], "v": v}
-    if more is not None:
-        steps["a step of the second current"] = more[0]
-        if len(more) != len(current) or more.stride(0) < more[0].numel():
-            raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
     if not _is_dense(v):
         raise ValueError(f"the native kernels want v without gaps or overlaps, not with strides {v.stride()}")
-    like = [(name, x, v) for name, x in steps.items()] + [("bias", bias, one), ("threshold", threshold, one)]
-    for name, x, other in like:
-        alike = all(a == b for n, a, b in zip(other.shape, x.stride(), other.stride(), strict=False) if n > 1)
-        if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != other.shape or not alike:
-            raise ValueError(
-                f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
-                f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
-            )
+    _check_step("v", v, v)
+    _check_step("a step of the current", current[0], v)
+    if more is not None:
+        _check_step("a step of the second current", more[0], v)
+        if len(more) != len(current) or more.stride(0) < v.numel():
+            raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
+    _check("bias", bias, (len(bias),))
+    _check("threshold", threshold, (len(bias),))
+    if not len(bias) or v.numel() % len(bias):
+        raise ValueError(f"the native kernels want biases that repeat in {v.numel()} values, not {len(bias)}")
     strides = (v.numel(), *v.stride())
     spikes = current if in_place and current.stride() == strides else torch.empty_strided(current.shape, strides)
     note_work(calls=1)
@@ -204,12 +199,23 @@ def scan(
         None if more is None else more.data_ptr(),
         0 if more is None else more.stride(0),
         len(current),
-        v.numel() // one.numel(),
-        one.numel(),
+        v.numel() // len(bias),
+        len(bias),
         *(x.data_ptr() for x in (bias, threshold, v, spikes)),
         torch.get_num_threads(),
     )
     return spikes
+
+
+def _check_step(name: str, x: Tensor, v: Tensor) -> None:
+    alike = x.stride() == v.stride() or all(
+        a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1
+    )
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
+        raise ValueError(
+            f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
+            f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
+        )
 
 
 def _is_dense(x: Tensor) -> bool:

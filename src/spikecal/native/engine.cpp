@@ -76,7 +76,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 7; }
+EXPORT int spikecal_interface() { return 8; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -117,11 +117,10 @@ EXPORT void spikecal_scan(const float* current, size_t stride, const float* more
   const size_t parts = (neurons + some - 1) / some, together = std::max<size_t>(1, some / neurons);
   share((int)((copies + together - 1) / together * parts), threads, [&](int task) {
     const size_t first = task % parts * some, count = std::min(some, neurons - first), copy = task / parts * together;
-    for (size_t c = copy; c < std::min(copies, copy + together); ++c) {
-      const size_t from = c * neurons + first;
-      kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, count, bias + first,
-                    threshold + first, v + from, spikes + from, copies * neurons);
-    }
+    const size_t from = copy * neurons + first;
+    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T,
+                  std::min(together, copies - copy), count, bias + first, threshold + first, v + from, spikes + from,
+                  copies * neurons);
   });
 }
 
