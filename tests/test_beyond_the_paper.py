@@ -15,11 +15,11 @@ from torch import nn
 import reference
 import spikecal as sc
 import zoo
-from helpers import captured, dense_graph, inputs, shell
-from spikecal.calibration import _correction
+from helpers import captured, dense_graph, inputs, shell, spike_trains
 from spikecal.functional import channel_mean
 from spikecal.network import running_mean
 from spikecal.ops import Linear
+from spikecal.outputs import _correction
 from spikecal.replay import Layer
 from spikecal.simulation import Neurons, run_ann
 
@@ -168,9 +168,109 @@ def test_an_even_current_is_even_whatever_stands_on_the_way(name: str) -> None:
 def test_our_recipes() -> None:
     assert sc.best().delay == 0
     assert sc.pipelined().delay == 1
-    assert [type(s) for s in sc.best().steps if s != sc.EvenCurrent()] == [type(s) for s in sc.pipelined().steps]
+    shared = [s for s in sc.best().steps if s not in (sc.EvenCurrent(), sc.LateStart())]
+    assert [type(s) for s in shared] == [type(s) for s in sc.pipelined().steps]
     assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
     assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)
+
+
+# ---------------------------------------------------------------------- late start
+
+
+def late_network(*steps: Any, share: float = 0.5, power: float = 1.0, **options: Any) -> tuple[sc.SpikingNetwork, Any]:
+    """Two layers of neurons at depths 1/2 and 1: with T = 6 they begin at steps 2 and 3."""
+    return network(sc.LateStart(share, power), sc.InitialPotential(), *steps, **options)
+
+
+def test_deep_neurons_start_late_and_fire_higher_spikes() -> None:
+    on_time, _ = network(sc.InitialPotential())
+    late, x = late_network()
+    train = np.broadcast_to(x, (T, *x.shape))
+    found = spike_trains(late, torch.from_numpy(x))
+    for start, node, (weight, bias) in zip((2, 3), late.graph.neurons, layers(late), strict=False):
+        site, before = late.sites[node.name], on_time.sites[node.name]
+        assert site.start == start
+        torch.testing.assert_close(site.threshold, before.threshold * T / (T - start))
+        torch.testing.assert_close(site.v0, site.threshold / 2)
+        current = train @ weight.T + bias
+        kept = current[:start].sum(0) + site.v0.numpy()
+        fired = reference.integrate_and_fire(current[start:], site.threshold.numpy(), kept)[0]
+        train = np.concatenate([np.zeros((start, *fired.shape[1:])), fired])
+        np.testing.assert_allclose(found[node.name].numpy(), train, atol=1e-12)
+        assert fired.any()
+
+
+@pytest.mark.parametrize(("share", "power", "starts"), [(0.0, 2.0, [0, 0]), (0.25, 2.0, [0, 2]), (0.9, 1.0, [3, 5])])
+def test_how_late_follows_from_the_depth(share: float, power: float, starts: list[int]) -> None:
+    snn, _ = late_network(share=share, power=power)
+    assert [snn.sites[node.name].start for node in snn.graph.neurons] == starts
+    twice, _ = late_network(sc.LateStart(share, power), share=0.5, power=1.0)
+    for node in snn.graph.neurons:  # the last word counts
+        assert twice.sites[node.name].start == snn.sites[node.name].start
+        torch.testing.assert_close(twice.sites[node.name].threshold, snn.sites[node.name].threshold)
+
+
+def test_depth_is_that_of_the_longest_way() -> None:
+    graph = captured("resnet_block")
+    ways: dict[str, int] = {}
+
+    def longest(name: str) -> int:
+        node = graph.by_name[name]
+        if name not in ways:
+            ways[name] = max(map(longest, node.inputs), default=0) + (node in graph.neurons)
+        return ways[name]
+
+    assert {node.name: longest(node.name) for node in graph.nodes} == graph.depths
+    assert max(graph.depths.values()) > 1
+
+
+def test_an_even_current_is_even_from_the_start_on() -> None:
+    snn, x = late_network(sc.EvenCurrent())
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), site in zip(layers(snn)[:-1], snn.sites.values(), strict=False):
+        current = (train @ weight.T + bias) + site.temporal.numpy()[:, None]  # (T, N, C)
+        wanted = np.zeros_like(current.mean(1))
+        wanted[site.start :] = (train @ weight.T + bias).mean(1).sum(0) / (T - site.start)
+        np.testing.assert_allclose(current.mean(1), wanted, atol=1e-12)
+        kept = current[: site.start].sum(0) + site.v0.numpy()
+        fired = reference.integrate_and_fire(current[site.start :], site.threshold.numpy(), kept)[0]
+        train = np.concatenate([np.zeros((site.start, *fired.shape[1:])), fired])
+
+
+def test_temporal_bias_corrects_from_the_start_on() -> None:
+    snn, _ = late_network(sc.TemporalBias())
+    for node in snn.graph.neurons:
+        site = snn.sites[node.name]
+        assert not site.temporal[: site.start].any()
+        assert site.temporal[site.start :].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 1}, {"signed": True}], ids=str)
+def test_a_late_start_is_saved_and_the_same_on_every_engine(tmp_path: Path, options: dict[str, Any]) -> None:
+    x = torch.cat(inputs("resnet_block", 8))
+    recipe = sc.Recipe(RULE, (sc.LateStart(0.5, 1.0), sc.InitialPotential(), sc.EvenCurrent()), **options)
+    snn = sc.convert(shell(captured("resnet_block")).float(), [x.float()], T, recipe)
+    assert max(snn.sites[node.name].start for node in snn.graph.neurons) == 3
+    snn.save(tmp_path / "net.spk")
+    loaded = sc.load(tmp_path / "net.spk")
+    assert [s.start for s in loaded.sites.values() if isinstance(s, Neurons)] == [
+        s.start for s in snn.sites.values() if isinstance(s, Neurons)
+    ]
+    found = {}
+    for loaded.engine in ("dense", "event", "auto"):
+        found[loaded.engine] = loaded(x.float())
+        torch.testing.assert_close(found[loaded.engine], found["dense"], rtol=1e-5, atol=1e-5)
+    trains = spike_trains(snn, x.float())
+    for node in snn.graph.neurons:
+        start = snn.sites[node.name].start
+        assert not trains[node.name][:start].any()
+        assert trains[node.name][start:].any()
+
+
+@pytest.mark.parametrize("bad", [{"share": 1.0}, {"share": -0.1}, {"power": 0.0}])
+def test_a_start_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"a share in \[0, 1\) and a power above 0 are wanted"):
+        sc.LateStart(**bad)
 
 
 # ---------------------------------------------------------------------- late readout

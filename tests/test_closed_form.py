@@ -64,16 +64,17 @@ def ridge(P: np.ndarray, D: np.ndarray, more: Rows | None = None) -> tuple[np.nd
     return w, D.mean(0) - P.mean(0) @ w
 
 
-@pytest.mark.parametrize(("masked", "even"), [(False, 0.0), (True, 0.0), (True, 0.7)])
+@pytest.mark.parametrize(("masked", "even", "start"), [(False, 0.0, 0), (True, 0.0, 0), (True, 0.7, 0), (True, 0.7, 2)])
 @pytest.mark.parametrize("kind", SECOND)
-def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even: float) -> None:
+def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even: float, start: int) -> None:
     model = two_layers(SECOND[kind](), nn.Flatten())
     x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     graph = shell(capture(model, (x[:2],)))
     step = sc.ClosedFormWeights(ridge=RIDGE, masked=masked, even=even)
     rule = sc.MMSE(per_channel=True)
-    plain = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF,)))
-    fitted = sc.convert(graph, [x], T, sc.Recipe(rule, (HALF, step)))
+    late = sc.LateStart(start / T, 9.0)  # of the second layer
+    plain = sc.convert(graph, [x], T, sc.Recipe(rule, (late, HALF)))
+    fitted = sc.convert(graph, [x], T, sc.Recipe(rule, (late, HALF, step)))
     first, second = (n.name for n in plain.graph.neurons)
     conv = next(n for n in fitted.graph.nodes if n.name == fitted.graph.by_name[second].inputs[0])
     assert isinstance(conv.op, Conv)
@@ -84,11 +85,13 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
 
     trains = spike_trains(plain, x)[first].numpy()  # (T, B, C, H, W)
     spikes = trains.mean(0)
-    early = [t / T * (trains[:t].mean(0) - spikes) for t in (2, 3)]
+    assert (plain.sites[first].start, plain.sites[second].start) == (0, start)
+    times = (3, 4) if start else (2, 3)
+    early = [trains[:t].sum(0) / T - (t - start) / (T - start) * spikes for t in times]
     weight, bias = (plain.graph.tensors[k].numpy() for k in (conv.op.weight, conv.op.bias))
     z = model[:3](x).detach().numpy()
     P, *too_early = (windows(s, conv.op, weight.shape[2:]) for s in (spikes, *early))  # (B, positions, C, kh, kw)
-    places = [np.arange(P.shape[1]).reshape(z.shape[2:])[t % 2 :: 2, t % 2 :: 2].ravel() for t in (2, 3)]
+    places = [np.arange(P.shape[1]).reshape(z.shape[2:])[t % 2 :: 2, t % 2 :: 2].ravel() for t in times]
     too_early = [p[:, some] for p, some in zip(too_early, places, strict=True)]  # at every second position
     outputs, groups = len(weight) // conv.op.groups, conv.op.groups
     for g in range(groups):

@@ -85,6 +85,17 @@ def test_neurons_equal_the_reference(train: list[list[float]], params: list[tupl
 
 
 @given(trains, neurons, st.integers(0, 19))
+def test_neurons_that_start_late_keep_what_arrives(train: list[list[float]], params: list[tuple], start: int) -> None:
+    current, (theta, v0) = tensor(train), tensor(params).T
+    start = min(start, len(current) - 1)
+    spikes, v = integrate_and_fire(current, theta, v0, start)
+    assert not spikes[:start].any()
+    expected, v_end = integrate_and_fire(current[start:], theta, v0 + current[:start].sum(0))
+    assert torch.equal(spikes[start:], expected)
+    assert torch.equal(v, v_end)
+
+
+@given(trains, neurons, st.integers(0, 19))
 def test_a_run_can_be_continued_from_its_potential(train: list[list[float]], params: list[tuple], cut: int) -> None:
     current, (theta, v0) = tensor(train), tensor(params).T
     cut = min(cut, len(current) - 1)

@@ -41,6 +41,8 @@ ORDER = [
     "replay",
     "calibration",
     "closed_form",
+    "timing",
+    "outputs",
     "recipes",
     "network",
     "normalisation",

@@ -7,16 +7,11 @@ if TYPE_CHECKING:
     from .calibration import (
         BiasCalibration as BiasCalibration,
         BiasShift as BiasShift,
-        EvenCurrent as EvenCurrent,
         InitialPotential as InitialPotential,
-        LateReadout as LateReadout,
         NoEffectWarning as NoEffectWarning,
-        OutputThreshold as OutputThreshold,
         PotentialCalibration as PotentialCalibration,
-        TemporalBias as TemporalBias,
         TunedThreshold as TunedThreshold,
         WeightCalibration as WeightCalibration,
-        WeightedReadout as WeightedReadout,
     )
     from .checkpoint import load as load
     from .closed_form import ClosedFormWeights as ClosedFormWeights
@@ -39,6 +34,11 @@ if TYPE_CHECKING:
     )
     from .judgement import advice as advice, verdict as verdict
     from .network import SpikingNetwork as SpikingNetwork
+    from .outputs import (
+        LateReadout as LateReadout,
+        OutputThreshold as OutputThreshold,
+        WeightedReadout as WeightedReadout,
+    )
     from .recipes import (
         RECIPES as RECIPES,
         Recipe as Recipe,
@@ -54,14 +54,15 @@ if TYPE_CHECKING:
     from .report import write_comparison as write_comparison, write_report as write_report
     from .thresholds import LTB as LTB, MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
     from .time_steps import Search as Search, find_T as find_T
+    from .timing import EvenCurrent as EvenCurrent, LateStart as LateStart, TemporalBias as TemporalBias
 
 __version__ = "0.1.0"
 
 #: The public names by the module that holds them. They are imported when first used: the command line answers
 #: `--help` without waiting for torch.
 _NAMES = {
-    "calibration": "BiasCalibration BiasShift EvenCurrent InitialPotential LateReadout NoEffectWarning "
-    "OutputThreshold PotentialCalibration TemporalBias TunedThreshold WeightCalibration WeightedReadout",
+    "calibration": "BiasCalibration BiasShift InitialPotential NoEffectWarning PotentialCalibration TunedThreshold "
+    "WeightCalibration",
     "checkpoint": "load",
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",
@@ -70,10 +71,12 @@ _NAMES = {
     "evaluation": "ErrorParts Evaluation LayerError LayerResult compare evaluate",
     "judgement": "advice verdict",
     "network": "SpikingNetwork",
+    "outputs": "LateReadout OutputThreshold WeightedReadout",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",
     "report": "write_comparison write_report",
     "thresholds": "LTB MMSE MaxActivation Percentile",
     "time_steps": "Search find_T",
+    "timing": "EvenCurrent LateStart TemporalBias",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

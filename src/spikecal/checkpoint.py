@@ -43,6 +43,7 @@ def save(snn: SpikingNetwork, path: str | os.PathLike[str]) -> None:
         "statistics": {name: asdict(s) for name, s in snn.statistics.items()},
         "preprocessing": snn.preprocessing,
         "delays": {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)},
+        "starts": {name: site.start for name, site in snn.sites.items() if isinstance(site, Neurons) and site.start},
         "signed": [name for name, site in snn.sites.items() if isinstance(site, Neurons) and site.signed],
         "tensors": names,
     }
@@ -97,9 +98,9 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
         raise ValueError(f"T is {header['T']!r}")
     if len(graph.precisions | source.precisions) > 1:
         raise ValueError("its tensors are of several precisions")
-    signed = set(header.get("signed", []))
+    signed, starts = set(header.get("signed", [])), header.get("starts", {})
     sites = {
-        n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name), n.name in signed)
+        n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name), n.name in signed, starts.get(n.name, 0))
         for n in graph.nodes
         if n.is_site
     }
@@ -121,15 +122,17 @@ def _check_preprocessing(found: Any) -> None:
         raise ValueError(f"its preprocessing is {found!r}")
 
 
-def _site(parts: dict[str, Tensor], delay: Any, signed: bool) -> Site:
+def _site(parts: dict[str, Tensor], delay: Any, signed: bool, start: Any) -> Site:
     if "threshold" not in parts:
         return Readout(**parts)
     if not isinstance(delay, int) or delay < 0:
         raise ValueError(f"a firing delay is {delay!r}")
-    return replace(Neurons(**parts), delay=delay, signed=signed)  # type: ignore[arg-type]
+    return replace(Neurons(**parts), delay=delay, signed=signed, start=start)  # type: ignore[arg-type]
 
 
 def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:
+    if isinstance(site, Neurons) and not (isinstance(site.start, int) and 0 <= site.start < T):
+        raise ValueError(f"{node.name!r} must begin to fire at one of {T} steps, not {site.start!r}")
     for name, t in site.tensors().items():
         over_time = name in ("temporal", "weights")
         torch.broadcast_to(t.to("meta"), (T, *node.shape) if over_time else node.shape)

@@ -11,7 +11,8 @@ No learning rate and no iterations: one Gram matrix a layer, summed over chunks 
 A current with the right mean may still arrive unevenly, and a spike that was fired too early is not taken back. So the
 same least squares asks the weights for even currents too: with P_t, I_t the means over the first t steps, the current
 (t/T)·(I_t − I) that has arrived too early should vanish. It is linear in the weights as well, and adds rows
-P ← (t/T)·(P_t − P), D ← −(t/T)·(I_t − I) for some t < T.
+P ← (t/T)·(P_t − P), D ← −(t/T)·(I_t − I) for some t < T. Where neurons fire only from a step `start` on, what is due by
+step t is the share (t − start)/(T − start) of I, in the place of t/T.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ClosedFormWeights:
         anchor = _anchor(layer, node)
         weight = layer.graph.tensors[node.op.weight]
         moments = _Moments(weight, node.op.groups if isinstance(node.op, Conv) else 1)
-        times = self._times(layer, node, anchor)
+        times, start = self._times(layer, anchor), layer.site.start if isinstance(layer.site, Neurons) else 0
         uneven = _Moments(weight, moments.groups) if times else None
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
         images = min(layer.images, -(-8 * self.rows // positions))
@@ -95,7 +96,8 @@ class ClosedFormWeights:
             for t in times if turn % 2 == 0 else ():  # half of the images will do
                 assert uneven is not None
                 early = layer.means_until(t, part)
-                p, d = (t / layer.T * (early[name] - snn[name]) for name in (node.inputs[0], anchor))
+                due = (t - start) / (layer.T - start)  # of what arrives in all
+                p, d = (t / layer.T * early[name] - due * snn[name] for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
         delta, shift = moments.solve(self.ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
@@ -107,12 +109,14 @@ class ClosedFormWeights:
         elif node.op.bias is not None:
             layer.set_weights({node.op.bias: layer.graph.tensors[node.op.bias] + shift})
 
-    def _times(self, layer: Layer, node: Node, anchor: str) -> list[int]:
+    def _times(self, layer: Layer, anchor: str) -> list[int]:
         """The steps at which currents should be even: two at most. Neurons that fire with a delay do not mind much."""
-        waits = not isinstance(layer.site, Neurons) or layer.site.delay > 0
-        if not self.even or waits or anchor != layer.segment.source:
+        if not self.even or anchor != layer.segment.source:
             return []
-        return sorted({round(layer.T / 3), round(layer.T * 2 / 3)} - {0, layer.T})
+        if not isinstance(layer.site, Neurons) or layer.site.delay > 0:
+            return []
+        start, steps = layer.site.start, layer.T - layer.site.start
+        return sorted({start + round(steps / 3), start + round(steps * 2 / 3)} - {start, layer.T})
 
     def _residual(self, z: Tensor, current: Tensor, site: Site) -> Tensor:
         """What the ANN has more, as far as the neurons can show it."""

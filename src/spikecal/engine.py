@@ -157,6 +157,7 @@ class _Layer:
             threshold=self.threshold,
             v=state[self.node.name],
             delay=self.neurons.delay,
+            start=self.neurons.start,
         )
         note_work(neurons=steps * images, events=events)
         return PackedSpikes(fired, self.threshold[:channels], self.node.shape)

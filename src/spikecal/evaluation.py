@@ -81,7 +81,7 @@ class LayerResult:
     correlation: float  # of s̄ with x
     error_over_time: list[LayerError]  # after 1, 2, 4, ... and T of its steps, on the profiled images
     dead_share: float  # neurons that never fired
-    saturated_share: float  # of neurons and images: fired at every step
+    saturated_share: float  # of neurons and images: fired at every step at which they may
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,8 @@ def _account(snn: SpikingNetwork, node: Node, sums: _Sums, integrated: int, arri
     x, fresh = layer.target, max(0, PROFILED - sums.images)
     assert isinstance(site, Neurons) and x is not None
     for steps in (k for k, until in _followed(snn, sums) if until == min(k + site.delay, snn.T) == integrated):
-        s, full = layer.means[steps], site.threshold * (1 - 0.5 / steps)
+        s, full = layer.means[steps], site.threshold * ((steps - site.start - 0.5) / steps)
+        full = full if steps > site.start else torch.full_like(full, torch.inf)  # as many spikes as there can be
         rates = partial(_by_channel, snn.graph, node)
         reached = error_steps(arriving, x, s, steps, site, partial(node.op.run, snn.graph.tensors), integrated)
         if fresh:
@@ -463,8 +464,9 @@ def error_steps(
         own = own + mean_over_time(site.temporal[:T])
     floor = torch.minimum(own.clamp(min=0), site.threshold / (2 * T))
     seen = activation(arriving + own - floor)
-    whole = clip_floor(arriving + own, T, site.threshold)
-    return [x, seen, torch.minimum(seen, site.threshold), whole, s]
+    whole = clip_floor(arriving + own, T, site.threshold, start=site.start)
+    most = site.threshold * (max(0, T - site.start) / T)
+    return [x, seen, torch.minimum(seen, most), whole, s]
 
 
 def _result(snn: SpikingNetwork, sums: _Sums) -> Evaluation:

@@ -18,12 +18,12 @@ def clipped_relu(z: Tensor, cap: Tensor | None = None) -> Tensor:
     return z.relu() if cap is None else torch.minimum(z.relu(), cap)
 
 
-def clip_floor(z: Tensor, T: int, threshold: Tensor, v0: Tensor | float = 0.0) -> Tensor:
-    """Mean output of an IF neuron that gets the constant current z, Eq. 10 and 15.
+def clip_floor(z: Tensor, T: int, threshold: Tensor, v0: Tensor | float = 0.0, start: int = 0) -> Tensor:
+    """Mean output of an IF neuron that gets the constant current z, Eq. 10 and 15, if it fires from step `start` on.
 
-    θ/T · clip(⌊(T·z + v0) / θ⌋, 0, T)
+    θ/T · clip(⌊(T·z + v0) / θ⌋, 0, T − start)
     """
-    return ((T * z + v0) / threshold).floor().clamp(0, T) * (threshold / T)
+    return ((T * z + v0) / threshold).floor().clamp(0, max(0, T - start)) * (threshold / T)
 
 
 class _ClipFloorError(torch.autograd.Function):
@@ -52,15 +52,16 @@ def clip_floor_error(z: Tensor, target: Tensor, T: int, threshold: Tensor, v0: T
     return error
 
 
-def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """IF neurons with soft reset, Eq. 2-4: v += I[t]; s[t] = θ where v ≥ θ, else 0; v -= s[t].
 
     current: (T, B, ...) and v: broadcastable to (B, ...). Returns the spikes (T, B, ...) and v after step T.
+    start: the first step at which they may fire; what arrives before it is kept.
     """
     spikes = torch.empty_like(current)  # (T, B, ...), laid out as the current is: mixed layouts are slow
-    v = torch.empty_like(current[0]).copy_(v)  # (B, ...)
+    v = _integrated(current[:start], v, spikes)  # (B, ...)
     threshold = torch.empty_like(v).copy_(threshold)
-    for t in range(len(current)):
+    for t in range(start, len(current)):
         v += current[t]
         torch.ge(v, threshold, out=spikes[t])
         spikes[t] *= threshold
@@ -68,12 +69,21 @@ def integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[T
     return spikes, v
 
 
-def signed_integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _integrated(current: Tensor, v: Tensor, spikes: Tensor) -> Tensor:
+    """The potential after these steps, at which nothing fires."""
+    v = torch.empty_like(spikes[0]).copy_(v)
+    for t in range(len(current)):
+        v += current[t]
+        spikes[t] = 0
+    return v
+
+
+def signed_integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """The same with signed neurons with memory: −θ where v ≤ −θ, if the neuron has fired more often up than down."""
     spikes = torch.empty_like(current)  # (T, B, ...)
-    v = torch.empty_like(current[0]).copy_(v)  # (B, ...)
+    v = _integrated(current[:start], v, spikes)  # (B, ...)
     given = torch.zeros_like(v)  # spikes up minus spikes down
-    for t in range(len(current)):
+    for t in range(start, len(current)):
         v += current[t]
         sign = (v >= threshold).to(v.dtype) - ((v <= -threshold) & (given > 0)).to(v.dtype)
         given += sign

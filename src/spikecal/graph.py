@@ -93,6 +93,14 @@ class Graph:
         """The activations: the places where integrate-and-fire neurons stand."""
         return [node for node in self.nodes if isinstance(node.op, Activation)]
 
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """How many layers of neurons lie on the longest way to each node, with its own."""
+        depths: dict[str, int] = {}
+        for node in self.nodes:
+            depths[node.name] = max((depths[i] for i in node.inputs), default=0) + isinstance(node.op, Activation)
+        return depths
+
     @property
     def dtype(self) -> torch.dtype:
         return next((t.dtype for t in self.tensors.values() if t.is_floating_point()), torch.get_default_dtype())

@@ -169,6 +169,7 @@ def scan_floats(
     more: Tensor | None = None,
     in_place: bool = False,
     goes_on: bool = False,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor] | None:
     """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current, or over two.
 
@@ -184,7 +185,7 @@ def scan_floats(
             return None
     v = v0 if goes_on and v0.stride() == v.stride() else v.copy_(v0)
     bias, threshold = _repeated(v, bias, threshold)
-    return native.scan(current, bias, threshold, v, more, in_place), v
+    return native.scan(current, bias, threshold, v, more, in_place, start), v
 
 
 def _repeated(v: Tensor, *parameters: Tensor) -> Iterator[Tensor]:
@@ -200,7 +201,7 @@ def _repeated(v: Tensor, *parameters: Tensor) -> Iterator[Tensor]:
 
 
 def scan(
-    current: Tensor, threshold: Tensor, v0: Tensor, temporal: Tensor | None = None, delay: int = 0
+    current: Tensor, threshold: Tensor, v0: Tensor, temporal: Tensor | None = None, delay: int = 0, start: int = 0
 ) -> tuple[PackedSpikes, Tensor]:
     """Neurons that get this current, (t, B, ...): their spikes, and their potential afterwards, (B, H, W, C)."""
     (steps, images), shape = current.shape[:2], tuple(current.shape[2:])
@@ -218,6 +219,7 @@ def scan(
         threshold=theta,
         v=v,
         delay=delay,
+        start=start,
     )
     return PackedSpikes(fired, theta[:channels], shape), v
 

@@ -10,20 +10,17 @@ from typing import Any
 from .calibration import (
     BiasCalibration,
     BiasShift,
-    EvenCurrent,
     InitialPotential,
-    LateReadout,
-    OutputThreshold,
     PotentialCalibration,
     Step,
-    TemporalBias,
     TunedThreshold,
     WeightCalibration,
-    WeightedReadout,
 )
 from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
+from .outputs import LateReadout, OutputThreshold, WeightedReadout
 from .thresholds import LTB, MMSE, MaxActivation, Percentile, ThresholdRule
+from .timing import EvenCurrent, LateStart, TemporalBias
 
 _RULES = {cls.__name__: cls for cls in (LTB, MMSE, MaxActivation, Percentile)}
 _STEPS = {
@@ -36,6 +33,7 @@ _STEPS = {
         WeightCalibration,
         ClosedFormWeights,
         TemporalBias,
+        LateStart,
         EvenCurrent,
         TunedThreshold,
         OutputThreshold,
@@ -165,7 +163,8 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read."""
     options = {"name": "best", **options}
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), EvenCurrent(), potentials, WeightedReadout())
+    thresholds, weights = (OutputThreshold(), LateStart(), BiasShift()), ClosedFormWeights()
+    steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 
 

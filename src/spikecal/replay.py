@@ -93,6 +93,12 @@ class Layer:
         return self.graph.channel_axis(self.segment.site)
 
     @property
+    def depth(self) -> float:
+        """How deep the site lies, by layers of neurons on the longest way: 1 for the last of them."""
+        depths = self.graph.depths
+        return depths[self.name] / max(1, *depths.values())
+
+    @property
     def weights(self) -> list[str]:
         """Names of the weight tensors of this segment: they act on nothing calibrated before."""
         return [n.op.weight for n in self.segment.nodes if isinstance(n.op, Conv | Linear)]

@@ -53,6 +53,7 @@ class Neurons:
     temporal: Tensor | None = None  # (T, ...), a current of its own at every step
     delay: int = 0  # firing begins this many steps after input does, and lasts as long
     signed: bool = False  # a spike may be taken back by a negative one
+    start: int = 0  # the first of its steps at which a neuron may fire; what arrives before is kept
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Neurons:
         temporal = None if self.temporal is None else fn(self.temporal)
@@ -64,7 +65,7 @@ class Neurons:
     @property
     def needs_all_steps(self) -> bool:
         """Whether the steps cannot be taken some at a time."""
-        return self.delay > 0 or self.temporal is not None or self.signed
+        return self.delay > 0 or self.temporal is not None or self.signed or self.start > 0
 
     def rate(self, spikes: Value, mean: Tensor) -> Tensor:
         """Spikes per step, of either sign, (B, ...), whose mean over time is known."""
@@ -174,17 +175,19 @@ def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: boo
     """
     note_work(neurons=current.shape[0] * current.shape[1])
     if packed and v is None and not neurons.signed and can_scan(current, neurons.threshold, neurons.temporal):
-        return scan(current, neurons.threshold, neurons.v0, neurons.temporal, neurons.delay)
+        parameters = (neurons.threshold, neurons.v0, neurons.temporal)
+        return scan(current, *parameters, delay=neurons.delay, start=neurons.start)
     current = delayed(current, neurons.delay)
     if neurons.temporal is not None:
         current = current + neurons.temporal.unsqueeze(1)
     v = neurons.v0 if v is None else v
     if neurons.signed:
-        spikes, v = signed_integrate_and_fire(current, neurons.threshold, v)
+        spikes, v = signed_integrate_and_fire(current, neurons.threshold, v, neurons.start)
         return Value(spikes, constant=False), v
     ours = neurons.temporal is not None or neurons.delay > 0  # made above
-    found = scan_floats(current, torch.zeros_like(neurons.bias), neurons.threshold, v, in_place=ours)
-    spikes, v = integrate_and_fire(current, neurons.threshold, v) if found is None else found
+    zero, theta = torch.zeros_like(neurons.bias), neurons.threshold
+    found = scan_floats(current, zero, theta, v, in_place=ours, start=neurons.start)
+    spikes, v = integrate_and_fire(current, theta, v, neurons.start) if found is None else found
     return Value(spikes, constant=False, height=neurons.threshold), v
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 8
+INTERFACE = 9
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -61,6 +61,7 @@ class Layer(Structure):
         ("constant_stride", c_int64),
         *((name, c_void_p) for name in ("addend", "shortcut", "height", "bias", "threshold", "v", "fired", "currents")),
         ("delay", c_int32),
+        ("start", c_int32),
         ("threads", c_int32),
     )
 
@@ -103,7 +104,7 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
-    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, *(c_size_t,) * 2, *(c_void_p,) * 4, c_int)
+    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_int, *(c_size_t,) * 2, *(c_void_p,) * 4, c_int)
     lib.spikecal_scan.restype = None
     lib.spikecal_cells.argtypes = (c_void_p, c_int, c_int, c_size_t, c_void_p, c_int, c_void_p, c_int)
     lib.spikecal_cells.restype = None
@@ -170,13 +171,19 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
 
 
 def scan(
-    current: Tensor, bias: Tensor, threshold: Tensor, v: Tensor, more: Tensor | None = None, in_place: bool = False
+    current: Tensor,
+    bias: Tensor,
+    threshold: Tensor,
+    v: Tensor,
+    more: Tensor | None = None,
+    in_place: bool = False,
+    start: int = 0,
 ) -> Tensor:
     """Neurons that get this current (t, B, ...) and this bias at every step: their spikes, (t, B, ...); v is updated.
 
     One step of all is dense in memory, and laid out alike. Biases and thresholds, (n,), repeat in that memory.
     more: another current, (t, B, ...). in_place: the spikes take the place of the current, if every step of it has its
-    own memory.
+    own memory. start: the first step at which they may fire.
     """
     if not _is_dense(v):
         raise ValueError(f"the native kernels want v without gaps or overlaps, not with strides {v.stride()}")
@@ -199,6 +206,7 @@ def scan(
         None if more is None else more.data_ptr(),
         0 if more is None else more.stride(0),
         len(current),
+        start,
         v.numel() // len(bias),
         len(bias),
         *(x.data_ptr() for x in (bias, threshold, v, spikes)),
@@ -304,6 +312,7 @@ def run(
     threshold: Tensor | None = None,
     v: Tensor | None = None,
     delay: int = 0,
+    start: int = 0,
 ) -> tuple[Tensor, int]:
     """One layer of (channels, height, width) over T steps: what its neurons fire, as bits; and how many events it had.
 
@@ -343,6 +352,7 @@ def run(
         *(steps, images, *space, channels),
         constant_stride=0 if constant is None or shared else prod(constant.shape[1:]),
         delay=delay,
+        start=start,
         threads=torch.get_num_threads(),
         **{name: x.data_ptr() for name, x in pointers.items() if x is not None},
     )

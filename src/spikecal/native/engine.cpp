@@ -76,7 +76,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 8; }
+EXPORT int spikecal_interface() { return 9; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -108,9 +108,9 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
 }
 
 // Neurons whose currents and spikes are floats in any layout: v += current[t] + more[t] + bias; fire; `stride` floats a
-// step. Without a second current its stride is 0. Spikes may take the place of the current. There are `copies` of the
-// neurons, one behind the other, with the same biases and thresholds.
-EXPORT void spikecal_scan(const float* current, size_t stride, const float* more, size_t more_stride, int T,
+// step; none fires before step `start`. Without a second current its stride is 0. Spikes may take the place of the
+// current. There are `copies` of the neurons, one behind the other, with the same biases and thresholds.
+EXPORT void spikecal_scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
                           size_t copies, size_t neurons, const float* bias, const float* threshold, float* v,
                           float* spikes, int threads) {
   constexpr size_t some = 2048;  // their potentials, biases and thresholds stay in the nearest cache
@@ -118,7 +118,7 @@ EXPORT void spikecal_scan(const float* current, size_t stride, const float* more
   share((int)((copies + together - 1) / together * parts), threads, [&](int task) {
     const size_t first = task % parts * some, count = std::min(some, neurons - first), copy = task / parts * together;
     const size_t from = copy * neurons + first;
-    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T,
+    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, start,
                   std::min(together, copies - copy), count, bias + first, threshold + first, v + from, spikes + from,
                   copies * neurons);
   });

@@ -182,9 +182,10 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
 }
 
 // T steps of some neurons whose currents and spikes are floats, each with its stride from step to step: `copies` of them,
-// one behind the other, with the same biases and thresholds. A second current is added if it has a stride.
-static void scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, size_t copies,
-                 size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
+// one behind the other, with the same biases and thresholds, which fire from step `start` on. A second current is added if
+// it has a stride.
+static void scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
+                 size_t copies, size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
                  size_t out_stride) {
   for (int t = 0; t < T; ++t)
     for (size_t c = 0; c < copies; ++c) {
@@ -198,13 +199,13 @@ static void scan(const float* current, size_t stride, const float* more, size_t 
         const Vec height = load(threshold + i);
         const Vec arriving = more_stride ? load(now + i) + load(too + i) : load(now + i);
         Vec potential = load(potentials + i) + (arriving + load(bias + i));
-        store(out + i, keep(height, fire(potential, height)));
+        store(out + i, keep(height, t < start ? 0 : fire(potential, height)));
         store(potentials + i, potential);
       }
       for (; i < neurons; ++i) {
         const float arriving = more_stride ? now[i] + too[i] : now[i];
         const float potential = potentials[i] + (arriving + bias[i]);
-        out[i] = potential >= threshold[i] ? threshold[i] : 0.0f;
+        out[i] = t >= start && potential >= threshold[i] ? threshold[i] : 0.0f;
         potentials[i] = potential - out[i];
       }
     }
@@ -530,7 +531,7 @@ static void end_row(const Layer& l, int t, int n, int first, int y, const float*
 #pragma GCC unroll 8
     for (int i = 0; i < width; ++i, row += LANES) {
       Vec potential = load(v + i * LANES) + load(row);
-      const unsigned bits = fire(potential, threshold[i]);
+      const unsigned bits = t < l.start ? 0 : fire(potential, threshold[i]);
       store(v + i * LANES, potential);
 #if LANES == 16
       fired[i * 2] = (uint8_t)bits;

@@ -2,7 +2,7 @@
 //
 //   input[t]   = constant + addend[t] + height * shortcut[t] + sum over convs of conv(spikes[t])
 //   current[t] = bias[t] + (t == 0 ? input[0] + ... + input[delay] : t + delay < T ? input[t + delay] : 0)
-//   v += current[t];  fire where v >= threshold;  v -= threshold where fired          (Eq. 2-4)
+//   v += current[t];  from step `start` on: fire where v >= threshold;  v -= threshold where fired          (Eq. 2-4)
 //
 // Spikes are bits: pixel (t, n, y, x) has `words(C)` 64-bit words, channel c in bit c % 64 of word c / 64.
 #pragma once
@@ -46,7 +46,7 @@ struct Layer {
   float* v;                  // [N][out_h][out_w][C], updated
   uint64_t* fired;           // [T][N][out_h][out_w][words]
   float* currents;           // instead of neurons: [T][N][out_h][out_w][C], or null
-  int32_t delay, threads;
+  int32_t delay, start, threads;
 };
 
 // Max-pooling of spikes: an output fires when the busiest neuron of its window gets one spike ahead.
@@ -87,8 +87,8 @@ struct Kernels {
   void (*unpack)(const uint64_t* spikes, size_t pixels, int channels, const float* height, float* dense);
   void (*count)(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
                 float* counts);
-  void (*scan)(const float* current, size_t stride, const float* more, size_t more_stride, int T, size_t copies,
-               size_t neurons, const float* bias, const float* threshold, float* v, float* spikes, size_t out_stride);
+  void (*scan)(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
+               size_t copies, size_t neurons, const float* bias, const float* threshold, float* v, float* spikes, size_t out_stride);
   void (*list)(const Conv&, int out_channels, int t, int n, int N, Events);
   void (*rows)(const Layer&, const Events* events, int n, int block, int from, int to, const Scratch&);
 };

@@ -1,0 +1,102 @@
+"""Calibration steps that care for *when* spikes come: unevenness is the largest error of a few steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import floor
+
+import torch
+from torch import Tensor
+
+from .calibration import BiasCalibration, scaled
+from .errors import CalibrationError
+from .functional import channel_mean, delayed
+from .replay import Layer
+from .simulation import Neurons
+
+
+@dataclass(frozen=True)
+class LateStart:
+    """Neurons deep in the network fire from step ⌊share·T·f^power + ½⌋ on, and keep what arrives before.
+
+    f is how deep they lie, 1 for the last. By then there is evidence for what they decide; T stays what it is, so
+    thresholds grow by T / (T − start). Put it in front of steps that depend on the threshold.
+    """
+
+    share: float = 0.25
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.share < 1 and self.power > 0):
+            raise ValueError(f"a share in [0, 1) and a power above 0 are wanted, not {self.share} and {self.power}")
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        start = min(layer.T - 1, floor(self.share * layer.T * layer.depth**self.power + 0.5))
+        fewer = (layer.T - layer.site.start) / (layer.T - start)
+        layer.site = replace(scaled(layer.site, fewer), start=start)
+
+
+@dataclass(frozen=True)
+class TemporalBias:
+    """b[t] ← b[t] + rate·μ_c(x − s[t]), step after step, each firing with what the steps before it got (FTBC).
+
+    After Wu et al., ECCV 2024. One value a channel and step is kept. All images together weigh as much as `rounds`
+    corrections at this rate; they pass some at a time.
+    """
+
+    rate: float = 0.5
+    rounds: float = 8.0
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            BiasCalibration().apply(layer)
+            return
+        sample = layer.segment.site.shape
+        axis = layer.channel_axis % max(1, len(sample))
+        shape = (layer.T, *(n if d == axis else 1 for d, n in enumerate(sample)))
+        temporal = torch.zeros(shape, dtype=layer.graph.dtype, device=layer.graph.device)
+        if layer.site.temporal is not None:
+            temporal += layer.site.temporal
+        for part, values in layer.chunks():
+            target, current = layer.target(part), layer.arriving(values)
+            rate = min(self.rate, self.rate * self.rounds * len(target) / layer.images)
+            self._correct(temporal, rate, target, current, layer)
+        layer.site = replace(layer.site, temporal=temporal)
+
+    @staticmethod
+    def _correct(temporal: Tensor, rate: float, target: Tensor, current: Tensor, layer: Layer) -> None:
+        assert isinstance(layer.site, Neurons)
+        if layer.site.signed:
+            raise CalibrationError("temporal bias is made for binary spikes; leave it out of a recipe with signed=True")
+        theta, v = layer.site.threshold, layer.site.v0
+        for t in range(layer.T):
+            v = v + current[t] + temporal[t]
+            if t < layer.site.start:
+                continue
+            step = rate * channel_mean(target - (v >= theta) * theta, layer.channel_axis)
+            temporal[t] += step
+            v = v + step
+            v = v - (v >= theta) * theta
+
+
+@dataclass(frozen=True)
+class EvenCurrent:
+    """A current of its own at every step, b[t] ← b[t] + μ_c(Ī) − μ_c(I[t]): each channel's mean current gets even.
+
+    Over all steps it adds nothing. What stays uneven is what differs from image to image and from place to place.
+    Neurons that start late get all of it from then on, and nothing before.
+    """
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        current = layer.current_by_step()  # (T, C, ...)
+        means = torch.stack([channel_mean(step[None], layer.channel_axis) for step in current])  # (T, C, 1, ...)
+        even = torch.zeros_like(means)
+        even[layer.site.start :] = means.sum(0) / (layer.T - layer.site.start)
+        temporal = delayed(even - means, layer.site.delay)
+        if layer.site.temporal is not None:
+            temporal = temporal + layer.site.temporal.mean(0, keepdim=True)
+        layer.site = replace(layer.site, temporal=temporal)
