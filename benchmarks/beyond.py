@@ -16,7 +16,7 @@ from dataclasses import replace
 import spikecal as sc
 from grid import Grid
 
-THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+THETA, LATE, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 CHANNELS = sc.MMSE(per_channel=True)
 
 
@@ -39,9 +39,11 @@ RECIPES = {
     "best without closed form": changed({WEIGHTS: []}),
     "best without rows for even currents": changed({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
     "best without even current": changed({EVEN: []}),
+    "best without late start": changed({LATE: []}),
     "best without output threshold": changed({THETA: []}),
+    "best without late start and output threshold": changed({LATE: [], THETA: []}),
     "best without weighted readout": changed({READOUT: []}),
-    "best with neither of them": changed({THETA: [], READOUT: []}),
+    "best with none of these three": changed({LATE: [], THETA: [], READOUT: []}),
     "best, late readout instead": changed({READOUT: [sc.LateReadout(), sc.BiasCalibration()]}),
     "best, potentials in full": changed({PC: [sc.PotentialCalibration(images=128)]}),
     "best, potentials by half": changed({PC: [sc.PotentialCalibration(0.5, 128)]}),

@@ -28,7 +28,7 @@ FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_
 
 
 def recipes(T: int) -> dict[str, sc.Recipe]:
-    channels, (_, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
+    channels, (_, late, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
 
     def ours(*steps: object) -> sc.Recipe:
         return sc.Recipe(channels, steps, calibration_images=sc.best().calibration_images)  # type: ignore[arg-type]
@@ -40,6 +40,7 @@ def recipes(T: int) -> dict[str, sc.Recipe]:
         "least squares for the mean": ours(shift, sc.ClosedFormWeights(even=0.0), gently),
         "and for even currents": ours(shift, weights, gently),
         "and even current": ours(shift, weights, even, gently),
+        "and late start": ours(late, shift, weights, even, gently),
         "best (and for the output)": sc.best(),
         "pipelined": sc.pipelined(),
         "nothing uneven": sc.pipelined(delay=T, name="nothing uneven"),
@@ -98,8 +99,8 @@ def draw(rows: list[dict[str, str]]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "spikecal", "svg.fonttype": "none"})
     FIGURES.mkdir(exist_ok=True)
     for T in TIMES:
-        figure = Figure(figsize=(12, 6), layout="constrained")
-        panels = figure.subplots(2, 4, sharex=True, sharey=True).flat
+        figure = Figure(figsize=(15, 6), layout="constrained")
+        panels = figure.subplots(2, 5, sharex=True, sharey=True).flat
         for axes, name in zip(panels, recipes(T), strict=True):
             some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
             for part in PARTS:

@@ -4,7 +4,7 @@
     python benchmarks/trials.py --T 4 --networks resnet20_cifar10
     python benchmarks/trials.py --table                # only write the tables into docs/diagnosis.md
 
-Each row changes one thing in the first, which is `best` without what it does for outputs. Accuracy on 1000 images has
+Each row changes one thing in the first, which is `best` without late start and what it does for outputs. Accuracy on 1000 images has
 a standard error of a point, so the error of the class scores is measured beside it, ‖y − z‖² / ‖z‖² with the mean over
 the classes taken off: it tells smaller differences.
 """
@@ -115,7 +115,7 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+THETA, LATE, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 
 
 def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
@@ -126,14 +126,23 @@ def weights(**options: object) -> sc.Recipe:
     return changed(SHIFT, sc.ClosedFormWeights(**options), EVEN, PC)  # type: ignore[arg-type]
 
 
-BASE = "best with a plain readout"
+BASE = "best on time, with a plain readout"
 
 TRIALS = {
     BASE: changed(SHIFT, WEIGHTS, EVEN, PC),
     "weighted readout": changed(SHIFT, WEIGHTS, EVEN, PC, READOUT),
     "threshold for the output": changed(THETA, SHIFT, WEIGHTS, EVEN, PC),
-    "both": sc.best(),
-    "both, all thresholds 15 % higher": changed(sc.TunedThreshold((1.15,)), *sc.best().steps),
+    "late start": changed(LATE, SHIFT, WEIGHTS, EVEN, PC),
+    "all three: best": sc.best(),
+    "all three, late start to the half": changed(THETA, sc.LateStart(0.5), SHIFT, WEIGHTS, EVEN, PC, READOUT),
+    "all three, late start in proportion to depth": changed(
+        THETA, sc.LateStart(power=1.0), SHIFT, WEIGHTS, EVEN, PC, READOUT
+    ),
+    "all three, thresholds for rounded spikes": changed(*sc.best().steps, threshold=sc.MMSE(100, True, 0.5)),
+    "all three, thresholds 10 % higher": changed(sc.TunedThreshold((1.1,)), *sc.best().steps),
+    "all three, initial potential, no bias shift": changed(
+        THETA, LATE, sc.InitialPotential(), WEIGHTS, EVEN, PC, READOUT
+    ),
     "weights not asked for even currents": weights(even=0.0),
     "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),
     "neither": changed(SHIFT, sc.ClosedFormWeights(even=0.0), PC),
