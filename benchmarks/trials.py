@@ -4,9 +4,9 @@
     python benchmarks/trials.py --T 4 --networks resnet20_cifar10
     python benchmarks/trials.py --table                # only write the tables into docs/diagnosis.md
 
-Each row changes one thing in the first, which is `best` without late start and what it does for outputs. Accuracy on 1000 images has
-a standard error of a point, so the error of the class scores is measured beside it, ‖y − z‖² / ‖z‖² with the mean over
-the classes taken off: it tells smaller differences.
+Each row changes one thing in the first, which is `best` without late start and without what it does for outputs.
+Accuracy on 1000 images has a standard error of a point, so the error of the class scores is measured beside it,
+‖y − z‖² / ‖z‖² with the mean over the classes taken off: it tells smaller differences.
 """
 
 from __future__ import annotations
