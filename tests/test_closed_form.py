@@ -56,7 +56,7 @@ Rows = list[tuple[np.ndarray, np.ndarray]]
 
 def ridge(P: np.ndarray, D: np.ndarray, more: Rows | None = None) -> tuple[np.ndarray, np.ndarray]:
     """min ‖D − P·w − b‖² + λ·mean power·n·‖w‖², as an ordinary least-squares problem with more rows."""
-    strength = np.sqrt(RIDGE * (1 + 10 * P.shape[1] / len(P)) * ((P - P.mean(0)) ** 2).sum(0).mean())
+    strength = np.sqrt(RIDGE * (1 + 30 * P.shape[1] / len(P)) * ((P - P.mean(0)) ** 2).sum(0).mean())
     blocks = [(p - p.mean(0), d - d.mean(0)) for p, d in [(P, D), *(more or [])]]
     blocks.append((strength * np.eye(P.shape[1]), np.zeros((P.shape[1], D.shape[1]))))
     rows, wanted = (np.concatenate(part) for part in zip(*blocks, strict=True))

@@ -32,7 +32,7 @@ from .ops import Add, Conv, Linear
 from .replay import Layer
 from .simulation import Neurons, Site, with_bias
 
-FEW = 10  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
+FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
 
 
 @dataclass(frozen=True)

@@ -169,11 +169,15 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency."""
+    """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency.
+
+    Its thresholds count on half of the bias shift: spikes come nearly as rounded as if they had all the time.
+    """
     options = {"name": "pipelined", **options}
     potentials = PotentialCalibration(rate=0.5, images=128)
     steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), potentials, WeightedReadout())
-    return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, delay=delay, **options)
+    rule = MMSE(per_channel=True, shift=0.25)
+    return Recipe(rule, steps, calibration_images=calibration_images, delay=delay, **options)
 
 
 def max_activation(**options: Any) -> Recipe:
