@@ -16,7 +16,7 @@ from dataclasses import replace
 import spikecal as sc
 from grid import Grid
 
-THETA, LATE, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+LATE, THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 CHANNELS = sc.MMSE(per_channel=True)
 
 

@@ -28,7 +28,7 @@ FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_
 
 
 def recipes(T: int) -> dict[str, sc.Recipe]:
-    channels, (_, late, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
+    channels, (late, _, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
 
     def ours(*steps: object) -> sc.Recipe:
         return sc.Recipe(channels, steps, calibration_images=sc.best().calibration_images)  # type: ignore[arg-type]

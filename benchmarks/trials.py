@@ -115,7 +115,7 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     return total % 1
 
 
-THETA, LATE, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
+LATE, THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 
 
 def changed(*steps: object, threshold: object = sc.MMSE(per_channel=True), images: int = 512) -> sc.Recipe:
@@ -134,14 +134,14 @@ TRIALS = {
     "threshold for the output": changed(THETA, SHIFT, WEIGHTS, EVEN, PC),
     "late start": changed(LATE, SHIFT, WEIGHTS, EVEN, PC),
     "all three: best": sc.best(),
-    "all three, late start to the half": changed(THETA, sc.LateStart(0.5), SHIFT, WEIGHTS, EVEN, PC, READOUT),
+    "all three, late start to the half": changed(sc.LateStart(0.5), THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT),
     "all three, late start in proportion to depth": changed(
-        THETA, sc.LateStart(power=1.0), SHIFT, WEIGHTS, EVEN, PC, READOUT
+        sc.LateStart(power=1.0), THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT
     ),
     "all three, thresholds for rounded spikes": changed(*sc.best().steps, threshold=sc.MMSE(100, True, 0.5)),
     "all three, thresholds 10 % higher": changed(sc.TunedThreshold((1.1,)), *sc.best().steps),
     "all three, initial potential, no bias shift": changed(
-        THETA, LATE, sc.InitialPotential(), WEIGHTS, EVEN, PC, READOUT
+        LATE, THETA, sc.InitialPotential(), WEIGHTS, EVEN, PC, READOUT
     ),
     "weights not asked for even currents": weights(even=0.0),
     "no current that makes channels even": changed(SHIFT, WEIGHTS, PC),

@@ -178,7 +178,7 @@ def test_our_recipes() -> None:
 
 
 def late_network(*steps: Any, share: float = 0.5, power: float = 1.0, **options: Any) -> tuple[sc.SpikingNetwork, Any]:
-    """Two layers of neurons at depths 1/2 and 1: with T = 6 they begin at steps 2 and 3."""
+    """Two layers of neurons at depths 1/2 and 1: with T = 6 they wait for 2 and 3 steps."""
     return network(sc.LateStart(share, power), sc.InitialPotential(), *steps, **options)
 
 
@@ -200,7 +200,7 @@ def test_deep_neurons_start_late_and_fire_higher_spikes() -> None:
         assert fired.any()
 
 
-@pytest.mark.parametrize(("share", "power", "starts"), [(0.0, 2.0, [0, 0]), (0.25, 2.0, [0, 2]), (0.9, 1.0, [3, 5])])
+@pytest.mark.parametrize(("share", "power", "starts"), [(0.0, 2.0, [0, 0]), (0.25, 2.0, [0, 1]), (0.9, 1.0, [3, 5])])
 def test_how_late_follows_from_the_depth(share: float, power: float, starts: list[int]) -> None:
     snn, _ = late_network(share=share, power=power)
     assert [snn.sites[node.name].start for node in snn.graph.neurons] == starts
@@ -238,11 +238,35 @@ def test_an_even_current_is_even_from_the_start_on() -> None:
 
 
 def test_temporal_bias_corrects_from_the_start_on() -> None:
-    snn, _ = late_network(sc.TemporalBias())
-    for node in snn.graph.neurons:
-        site = snn.sites[node.name]
-        assert not site.temporal[: site.start].any()
-        assert site.temporal[site.start :].any()
+    """Towards what the steps that are left must carry: T·x / (T − start) each."""
+    snn, x = late_network(sc.TemporalBias(rate=0.4, rounds=1))
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), target, site in zip(layers(snn)[:-1], activations(snn, x), snn.sites.values(), strict=False):
+        current, start, theta = train @ weight.T + bias, site.start, site.threshold.numpy()
+        kept = current[:start].sum(0) + site.v0.numpy()
+        temporal = ftbc(current[start:], target * T / (T - start), theta, kept, 0.4)
+        assert start > 0
+        assert not site.temporal[:start].any()
+        np.testing.assert_allclose(site.temporal[start:].numpy(), temporal, rtol=0, atol=1e-12)
+        fired = reference.integrate_and_fire(current[start:] + temporal[:, None], theta, kept)[0]
+        train = np.concatenate([np.zeros((start, *fired.shape[1:])), fired])
+
+
+def test_with_a_delay_an_even_current_is_even_in_the_steps_of_the_neurons() -> None:
+    snn, x = late_network(sc.EvenCurrent(), delay=1)
+    (weight, bias), site = layers(snn)[0], next(iter(snn.sites.values()))
+    current = np.broadcast_to(x @ weight.T + bias, (T, len(x), len(bias))).copy()
+    current[0] *= 2
+    current[-1] = 0
+    wanted = np.zeros((T, len(bias)))
+    wanted[site.start :] = current.mean(1).sum(0) / (T - site.start)
+    np.testing.assert_allclose(current.mean(1) + site.temporal.numpy(), wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "latest"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (32, 8)])
+def test_with_few_steps_nobody_waits(steps: int, latest: int) -> None:
+    snn = sc.convert(shell(dense_graph((6, 9, 7, 4))), torch.randn(4, 6).double(), steps, "best")
+    assert max(snn.sites[node.name].start for node in snn.graph.neurons) == latest
 
 
 @pytest.mark.parametrize("options", [{}, {"delay": 1}, {"signed": True}], ids=str)
@@ -517,3 +541,18 @@ def test_factors_of_a_threshold_are_above_0(factors: tuple[float, ...]) -> None:
 def test_an_output_threshold_travels_as_json() -> None:
     recipe = sc.Recipe(RULE, (sc.OutputThreshold((1.0, 2.0)),))
     assert sc.Recipe.from_json(recipe.to_json()) == recipe
+
+
+def test_an_output_larger_than_its_neurons_takes_the_memory_it_needs() -> None:
+    class Enlarging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            few = nn.functional.max_pool2d(self.first(x), 8).relu()
+            return nn.functional.interpolate(self.last(few), scale_factor=8)
+
+    torch.manual_seed(0)
+    recipe = sc.Recipe(RULE, (sc.OutputThreshold(),))
+    sc.convert(Enlarging().eval(), torch.randn(4, 3, 64, 64), 4, recipe, memory="50MiB")

@@ -402,6 +402,12 @@ def test_a_file_from_before_there_was_preprocessing_in_it(tmp_path: Path) -> Non
         (lambda h: h.update(preprocessing={"colour": 1}), "its preprocessing is {'colour': 1}"),
         (lambda h: h.update(preprocessing={"mean": "grey"}), "its preprocessing is {'mean': 'grey'}"),
         (lambda h: h.update(preprocessing=None), "its preprocessing is None"),
+        (lambda h: h.update(starts={"relu": -1}), "'relu' must begin to fire at one of .* steps, not -1"),
+        (lambda h: h.update(starts={"relu": h["T"]}), "'relu' must begin to fire at one of"),
+        (lambda h: h.update(starts={"relu": True}), "not True"),
+        (lambda h: h.update(starts={"relu": "1"}), "not '1'"),
+        (lambda h: h.update(starts={"output": 1}), "there are no neurons 'output' to start late"),
+        (lambda h: h.update(starts=[1]), "does not describe"),
     ],
 )
 def test_a_forged_header_is_refused_with_the_reason(edit: Callable[[Any], Any], message: str, tmp_path: Path) -> None:

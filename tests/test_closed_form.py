@@ -101,7 +101,7 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
         channels = slice(g * outputs, (g + 1) * outputs)
         target = z[:, channels].reshape(len(z), outputs, -1).transpose(0, 2, 1).reshape(-1, outputs)
         current = mine @ w + bias[channels]
-        theta = plain.sites[second].threshold.reshape(-1).numpy()[channels]
+        theta = plain.sites[second].threshold.reshape(-1).numpy()[channels] * (T - start) / T  # the most they can fire
         D = target - current
         if masked:
             D = np.where(target < 0, np.minimum(-current, 0), D)

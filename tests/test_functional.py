@@ -186,16 +186,24 @@ def test_channel_mean_equals_the_reference(shape: tuple[int, ...]) -> None:
 values = st.lists(sixteenths(-64, 96), min_size=1, max_size=12)
 
 
-@given(z=values, T=st.integers(1, 9), theta=thresholds, v0=sixteenths(-16, 16), aim=sixteenths(-16, 32))
+@given(
+    z=values,
+    T=st.integers(1, 9),
+    theta=thresholds,
+    v0=sixteenths(-16, 16),
+    aim=sixteenths(-16, 32),
+    late=st.integers(0, 8),
+)
 def test_clip_floor_error_and_its_straight_through_gradient(
-    z: list[float], T: int, theta: float, v0: float, aim: float
+    z: list[float], T: int, theta: float, v0: float, aim: float, late: int
 ) -> None:
     """Eq. 18. The window is on (T z + v0)/θ itself, both ends included, not on its floor."""
     x, target = tensor(z).requires_grad_(), torch.full((len(z),), aim, dtype=torch.float64)
-    error = clip_floor_error(x, target, T, tensor(theta), tensor(v0))
+    start = min(late, T - 1)
+    error = clip_floor_error(x, target, T, tensor(theta), tensor(v0), start)
     (3 * error).backward()
-    difference = clip_floor(x.detach(), T, tensor(theta), tensor(v0)) - target
-    inside = torch.tensor([0 <= (T * value + v0) / theta <= T for value in z])
+    difference = clip_floor(x.detach(), T, tensor(theta), tensor(v0), start) - target
+    inside = torch.tensor([0 <= (T * value + v0) / theta <= T - start for value in z])
     torch.testing.assert_close(error, difference.square().mean())
     torch.testing.assert_close(x.grad, 6 * difference * inside / len(z))
 

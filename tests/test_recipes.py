@@ -25,7 +25,7 @@ def test_recipes_are_what_they_are_called() -> None:
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
-        "best": (MMSE, (theta, sc.LateStart(0.25, 2.0), shift, weights, sc.EvenCurrent(), gently, readout)),
+        "best": (MMSE, (sc.LateStart(0.25, 2.0), theta, shift, weights, sc.EvenCurrent(), gently, readout)),
         "pipelined": (sc.MMSE(100, True, 0.25), (theta, shift, weights, sc.PotentialCalibration(0.5, 128), readout)),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),

@@ -86,7 +86,7 @@ class PotentialCalibration:
 class TunedThreshold:
     """θ with the least ‖x − s̄‖² of the neurons as they really fire, on the spiking network's own currents.
 
-    Tried are `factors` times the threshold so far; an initial potential and a bias shift keep their share of it.
+    Tried are `factors` times the threshold so far; an initial potential keeps its share of it.
     """
 
     factors: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
@@ -186,5 +186,6 @@ class WeightCalibration:
         z = layer.current(inputs, weights) + layer.site.bias
         channels = target.shape[1:][layer.channel_axis] if target.ndim > 1 else 1
         if isinstance(layer.site, Neurons):
-            return channels * clip_floor_error(z, target, layer.T, layer.site.threshold, layer.site.v0)
+            site = layer.site
+            return channels * clip_floor_error(z, target, layer.T, site.threshold, site.v0, site.start)
         return channels * (z - target).square().mean()

@@ -99,6 +99,8 @@ def _network(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Spikin
     if len(graph.precisions | source.precisions) > 1:
         raise ValueError("its tensors are of several precisions")
     signed, starts = set(header.get("signed", [])), header.get("starts", {})
+    if unknown := starts.keys() - {node.name for node in graph.neurons}:
+        raise ValueError(f"there are no neurons {', '.join(map(repr, sorted(unknown)))} to start late")
     sites = {
         n.name: _site(parts[f"site {n.name}"], header["delays"].get(n.name), n.name in signed, starts.get(n.name, 0))
         for n in graph.nodes
@@ -131,7 +133,7 @@ def _site(parts: dict[str, Tensor], delay: Any, signed: bool, start: Any) -> Sit
 
 
 def _check_site(site: Site, node: Node, dtype: torch.dtype, T: int) -> None:
-    if isinstance(site, Neurons) and not (isinstance(site.start, int) and 0 <= site.start < T):
+    if isinstance(site, Neurons) and not (type(site.start) is int and 0 <= site.start < T):
         raise ValueError(f"{node.name!r} must begin to fire at one of {T} steps, not {site.start!r}")
     for name, t in site.tensors().items():
         over_time = name in ("temporal", "weights")

@@ -89,7 +89,7 @@ class ClosedFormWeights:
             if fired is not None:
                 residual = layer.target(part) - fired[part]  # (B, C, ...)
             elif anchor == layer.segment.source:
-                residual = self._residual(ann[anchor], snn[anchor] + layer.site.bias, layer.site)
+                residual = self._residual(ann[anchor], snn[anchor] + layer.site.bias, layer.site, layer.T)
             else:
                 residual = ann[anchor] - snn[anchor]
             moments.add(*_samples(node.op, weight, snn[node.inputs[0]], residual, every, turn % every))
@@ -118,12 +118,13 @@ class ClosedFormWeights:
         start, steps = layer.site.start, layer.T - layer.site.start
         return sorted({start + round(steps / 3), start + round(steps * 2 / 3)} - {start, layer.T})
 
-    def _residual(self, z: Tensor, current: Tensor, site: Site) -> Tensor:
+    def _residual(self, z: Tensor, current: Tensor, site: Site, T: int) -> Tensor:
         """What the ANN has more, as far as the neurons can show it."""
         if not self.masked or not isinstance(site, Neurons):
             return z - current
         residual = torch.where(z < 0, (-current).clamp(max=0), z - current)
-        return torch.where((z > site.threshold) & (current > site.threshold), 0, residual)
+        most = site.threshold * ((T - site.start) / T)
+        return torch.where((z > most) & (current > most), 0, residual)
 
 
 def _can_fit(graph: Graph, node: Node) -> bool:

@@ -30,25 +30,25 @@ class _ClipFloorError(torch.autograd.Function):
     """Forward and gradient in one pass, in place: recorded step by step they would take three times as long."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, target: Tensor, T: int, threshold: Tensor, v0: Tensor) -> Tensor:
+    def forward(ctx: Any, z: Tensor, target: Tensor, T: int, threshold: Tensor, v0: Tensor, start: int) -> Tensor:
         x = (T * z).add_(v0).div_(threshold)
-        inside = (x >= 0).logical_and_(x <= T)
-        x.floor_().clamp_(0, T).mul_(threshold / T).sub_(target)
+        inside = (x >= 0).logical_and_(x <= T - start)
+        x.floor_().clamp_(0, T - start).mul_(threshold / T).sub_(target)
         error = x.square().mean()
         ctx.save_for_backward(x.mul_(inside).mul_(2 / x.numel()))
         return error
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient * ctx.saved_tensors[0], None, None, None, None
+        return gradient * ctx.saved_tensors[0], None, None, None, None, None
 
 
-def clip_floor_error(z: Tensor, target: Tensor, T: int, threshold: Tensor, v0: Tensor) -> Tensor:
+def clip_floor_error(z: Tensor, target: Tensor, T: int, threshold: Tensor, v0: Tensor, start: int = 0) -> Tensor:
     """Mean of (clip_floor(z) − target)², to be minimised over z.
 
     The floor is straight-through, d⌊x⌋/dx = 1 (Eq. 18): clip_floor has gradient 1 inside the clip, 0 outside.
     """
-    error: Tensor = _ClipFloorError.apply(z, target, T, threshold, v0)  # type: ignore[no-untyped-call]
+    error: Tensor = _ClipFloorError.apply(z, target, T, threshold, v0, start)  # type: ignore[no-untyped-call]
     return error
 
 

@@ -138,7 +138,7 @@ def _about_layers(result: Evaluation) -> list[str]:
     found = []
     for what, share, remedy in (
         ("never fire", "dead_share", "if they do in the ANN, their thresholds are too high for so few steps"),
-        ("fire at every step", "saturated_share", "their thresholds are too low for these images"),
+        ("fire whenever they may", "saturated_share", "their thresholds are too low for these images"),
     ):
         names = [layer.name for layer in result.layers if getattr(layer, share) > 0.5]
         if names:

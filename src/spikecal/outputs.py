@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import Tensor
@@ -29,27 +29,27 @@ class OutputThreshold:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))
-        if not self.factors or not all(f > 0 for f in self.factors):
-            raise ValueError(f"there must be factors, all of them above 0, not {self.factors}")
+        if not self.factors or not all(0 < f < inf for f in self.factors):
+            raise ValueError(f"there must be factors, all of them above 0 and finite, not {self.factors}")
 
     def apply(self, layer: Layer) -> None:
         if isinstance(layer.site, Neurons) and (outputs := layer.outputs_behind()):
-            errors = {f: sum(self._error(layer, output, f) for output in outputs) for f in self.factors}
+            by_output = [self._errors(layer, layer.site, output) for output in outputs]
+            errors = {f: sum(found[f] for found in by_output) for f in self.factors}
             best = min(self.factors, key=lambda f: (errors[f], abs(f - 1)))  # where all are alike, nothing changes
             layer.site = scaled(layer.site, best)
 
-    @staticmethod
-    def _error(layer: Layer, output: Segment, factor: float) -> float:
-        """Summed over all images, relative to the power of the output, both without their means."""
-        assert isinstance(layer.site, Neurons)
-        theta = factor * layer.site.threshold
-        wrong, whole = _Power(), _Power()
+    def _errors(self, layer: Layer, site: Neurons, output: Segment) -> dict[float, float]:
+        """By factor: summed over all images, relative to the power of the output, both without their means."""
+        wrong, whole = {f: _Power() for f in self.factors}, _Power()
         for part in layer.parts_until(output):
             x = layer.target(part)
             z = layer.behind(output, x)
-            wrong.add(z - layer.behind(output, clip_floor(x, layer.T, theta, theta / 2, layer.site.start)))
             whole.add(z)
-        return wrong.total() / whole.total() if whole.total() else 0.0
+            for f, power in wrong.items():
+                theta = f * site.threshold
+                power.add(z - layer.behind(output, clip_floor(x, layer.T, theta, theta / 2, site.start)))
+        return {f: power.total() / whole.total() if whole.total() else 0.0 for f, power in wrong.items()}
 
 
 class _Power:

@@ -163,7 +163,7 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read."""
     options = {"name": "best", **options}
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    thresholds, weights = (OutputThreshold(), LateStart(), BiasShift()), ClosedFormWeights()
+    thresholds, weights = (LateStart(), OutputThreshold(), BiasShift()), ClosedFormWeights()
     steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())
     return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
 

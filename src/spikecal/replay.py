@@ -253,8 +253,7 @@ class Layer:
 
     def parts_until(self, output: Segment) -> list[slice]:
         """All images, some at a time, to be carried from here to an output, in a few states at once."""
-        most = max(prod(node.shape) for node in (*output.nodes, output.site))
-        return self._replay.parts(self.segment, steps=3 * max(1, -(-most // prod(self.segment.site.shape))))
+        return self._replay.parts(output, steps=3)
 
     def behind(self, output: Segment, x: Tensor) -> Tensor:
         """What an output behind these neurons has if they are worth x, (B, ...), with the ANN's weights."""

@@ -19,8 +19,8 @@ from .simulation import Neurons
 class LateStart:
     """Neurons deep in the network fire from step ⌊share·T·f^power + ½⌋ on, and keep what arrives before.
 
-    f is how deep they lie, 1 for the last. By then there is evidence for what they decide; T stays what it is, so
-    thresholds grow by T / (T − start). Put it in front of steps that depend on the threshold.
+    f is how deep they lie, 1 for the last; no start lies behind ⌊share·T⌋. By then there is evidence for what they
+    decide; T stays what it is, so thresholds grow by T / (T − start). Put it in front of steps that depend on those.
     """
 
     share: float = 0.25
@@ -33,9 +33,10 @@ class LateStart:
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
             return
-        start = min(layer.T - 1, floor(self.share * layer.T * layer.depth**self.power + 0.5))
-        fewer = (layer.T - layer.site.start) / (layer.T - start)
-        layer.site = replace(scaled(layer.site, fewer), start=start)
+        latest = self.share * layer.T
+        start = min(floor(latest), floor(latest * layer.depth**self.power + 0.5))
+        growth = (layer.T - layer.site.start) / (layer.T - start)
+        layer.site = replace(scaled(layer.site, growth), start=start)
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class TemporalBias:
         assert isinstance(layer.site, Neurons)
         if layer.site.signed:
             raise CalibrationError("temporal bias is made for binary spikes; leave it out of a recipe with signed=True")
-        theta, v = layer.site.threshold, layer.site.v0
+        theta, v, start = layer.site.threshold, layer.site.v0, layer.site.start
+        target = target * (layer.T / (layer.T - start))  # in fewer steps, more at each
         for t in range(layer.T):
             v = v + current[t] + temporal[t]
-            if t < layer.site.start:
+            if t < start:
                 continue
             step = rate * channel_mean(target - (v >= theta) * theta, layer.channel_axis)
             temporal[t] += step
@@ -94,9 +96,12 @@ class EvenCurrent:
             return
         current = layer.current_by_step()  # (T, C, ...)
         means = torch.stack([channel_mean(step[None], layer.channel_axis) for step in current])  # (T, C, 1, ...)
+        start, total = layer.site.start, means.sum(0)
         even = torch.zeros_like(means)
-        even[layer.site.start :] = means.sum(0) / (layer.T - layer.site.start)
-        temporal = delayed(even - means, layer.site.delay)
+        even[start:] = total / (layer.T - start)
+        if not start:  # what arrives with a delay is even before it is delayed
+            even = delayed(even, layer.site.delay)
+        temporal = even - delayed(means, layer.site.delay)
         if layer.site.temporal is not None:
             temporal = temporal + layer.site.temporal.mean(0, keepdim=True)
         layer.site = replace(layer.site, temporal=temporal)
