@@ -182,8 +182,8 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
 }
 
 // T steps of some neurons whose currents and spikes are floats, each with its stride from step to step: `copies` of them,
-// one behind the other, with the same biases and thresholds, which fire from step `start` on. A second current is added if
-// it has a stride.
+// one behind the other, with the same biases and thresholds, which fire from step `start` on. A second current is added
+// if it has a stride.
 static void scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
                  size_t copies, size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
                  size_t out_stride) {
