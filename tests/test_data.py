@@ -311,7 +311,7 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
         ({"images": np.zeros((2, 1, 4, 4))}, "has no array 'x', only images: name another split, or add it"),
         ({"x": np.zeros((2, 32, 32, 3))}, r"channels last, \(2, 32, 32, 3\): save x.transpose\(0, 3, 1, 2\)"),
         ({"x": np.zeros((2, 4, 4))}, r"has shape \(2, 4, 4\): it must be \(N, C, H, W\)"),
-        ({"x": np.zeros((0, 1, 4, 4))}, r"has shape \(0, 1, 4, 4\)"),
+        ({"x": np.zeros((0, 1, 4, 4))}, r"holds no images: x has shape \(0, 1, 4, 4\)"),
         ({"x": np.zeros((2, 1, 4, 4), "int64")}, "is int64: save it as float32, or as uint8"),
         ({"x": np.full((2, 1, 4, 4), np.nan)}, "holds NaN or infinite values"),
         ({"x": np.array([{}, {}])}, "is no .npz file of plain arrays"),

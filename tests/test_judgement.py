@@ -150,3 +150,9 @@ def test_multiplications_behind_pools_are_pointed_out(result: sc.Evaluation) -> 
     some = [replace(n, input="analog", multiply_accumulates=1e9) for n in result.operations.layers]
     said = " ".join(sc.advice(replace(result, operations=replace(result.operations, layers=some))))
     assert "100 % of the multiply-accumulates are behind pools or sums of spikes" in said
+
+
+def test_steps_before_the_first_output_are_no_reason_for_a_larger_T(result: sc.Evaluation) -> None:
+    silent = [0.1] * 12 + [0.9] * result.T
+    late = replace(with_parts(result, 0.9, flooring=0.1), agreement_over_time=silent, latency=len(silent))
+    assert not any("a larger T" in line for line in sc.advice(late))

@@ -223,6 +223,8 @@ def _to_pixels(name: str, x: np.ndarray) -> Tensor:
     """float32; bytes are scaled to [0, 1], floats are taken as they are."""
     if x.ndim == 4 and 4 < x.shape[1] == x.shape[2] and x.shape[3] in (1, 3):
         raise DataError(f"x in '{name}' has its channels last, {x.shape}: save x.transpose(0, 3, 1, 2)")
+    if not len(x):
+        raise DataError(f"'{name}' holds no images: x has shape {x.shape}")
     if x.ndim not in (2, 4) or 0 in x.shape:
         raise DataError(f"x in '{name}' has shape {x.shape}: it must be (N, C, H, W), or (N, features)")
     if x.dtype.kind != "f" and x.dtype != "uint8":

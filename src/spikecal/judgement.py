@@ -127,7 +127,7 @@ def _about_loss(result: Evaluation) -> list[str]:
     else:
         cure = "thresholds are low: give more images to find them, or raise T"
     found.append(f"{share:.0f} % of the error that layers make is {most}; {cure}.")
-    half = result.agreement_over_time[(len(result.agreement_over_time) - 1) // 2]
+    half = result.agreement_over_time[result.latency - result.T + (result.T - 1) // 2]  # of the steps with an output
     if result.agreement - half > 0.05:
         points = 100 * (result.agreement - half)
         found.append(f"Agreement rose by {points:.0f} points in the second half of the steps: a larger T brings more.")

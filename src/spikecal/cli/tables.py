@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from math import sqrt
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -306,12 +310,14 @@ def demo_tables(result: DemoResult) -> Iterator[RenderableType]:
 
 
 def next_commands(result: DemoResult) -> list[str]:
-    """Commands that work as they stand."""
+    """Commands that work as they stand, also where the environment is not activated."""
+    own = Path(sys.executable).with_name("spikecal")
+    run = quote(os.path.relpath(own)) if shutil.which("spikecal") is None and own.is_file() else "spikecal"
     net = quote(str(result.network))
     mine, page = (quote(str(result.network.with_name(name))) for name in ("mine.spk", "report.html"))
     return [
-        f"spikecal evaluate {net} --data digits --split test",
-        f"spikecal report {net} --data digits --split test -o {page}",
-        f"spikecal inspect {net}",
-        f"spikecal convert spikecal.models:digits_net --data digits --split train -T 4 -o {mine}",
+        f"{run} evaluate {net} --data digits --split test",
+        f"{run} report {net} --data digits --split test -o {page}",
+        f"{run} inspect {net}",
+        f"{run} convert spikecal.models:digits_net --data digits --split train -T 4 -o {mine}",
     ]
