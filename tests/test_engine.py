@@ -106,8 +106,8 @@ def test_a_depthwise_convolution_equals_torch(channels: int, kernel: int, stride
 
 
 @pytest.mark.usefixtures("lanes")
-@pytest.mark.parametrize("delay", [0, 1, 3, 9])
-def test_neurons_equal_the_scan(delay: int) -> None:
+@pytest.mark.parametrize(("delay", "start"), [(0, 0), (1, 0), (3, 0), (9, 0), (0, 2), (1, 3), (0, 6)])
+def test_neurons_equal_the_scan(delay: int, start: int) -> None:
     """Constant, addend, shortcut and bias over time, all at once, on dyadic numbers: no sum is rounded."""
     T, N, C, H = 6, 3, 19, 5
     generator = torch.Generator().manual_seed(delay)
@@ -123,7 +123,7 @@ def test_neurons_equal_the_scan(delay: int) -> None:
     current[0] = arriving[: delay + 1].sum(0)
     if delay + 1 < T:
         current[1 : T - delay] = arriving[delay + 1 :]
-    spikes, v = integrate_and_fire(current + bias[:, None, None, None], threshold, v0)
+    spikes, v = integrate_and_fire(current + bias[:, None, None, None], threshold, v0, start)
 
     def pad(x: Tensor, value: float = 0.0) -> Tensor:
         return F.pad(x, (0, native.padded(C) - C), value=value).contiguous()
@@ -137,7 +137,7 @@ def test_neurons_equal_the_scan(delay: int) -> None:
         "threshold": pad(threshold, torch.inf),
         "v": pad(v0),
     }
-    fired, _ = native.run((C, H, H), (), T, N, delay=delay, **buffers)  # type: ignore[arg-type]
+    fired, _ = native.run((C, H, H), (), T, N, delay=delay, start=start, **buffers)  # type: ignore[arg-type]
     assert torch.equal(native.unpack(fired, torch.ones(C)), (spikes > 0).float())
     assert torch.equal(buffers["v"][..., :C], v)
 
@@ -174,6 +174,11 @@ def test_neurons_on_floats_equal_the_scan_in_any_layout(shape: tuple[int, ...], 
         both = scan_floats(current, bias, threshold, v0, other)
         assert both is not None
         assert torch.equal(both[0], integrate_and_fire((current + other) + bias, threshold, v0)[0])
+    late, v_late = integrate_and_fire(current + bias, threshold, v0, 4)
+    found = scan_floats(current, bias, threshold, v0, start=4)
+    assert found is not None
+    assert torch.equal(found[0], late)
+    assert torch.equal(found[1], v_late)
     halves = scan_floats(current[:2], bias, threshold, v0)
     assert halves is not None
     rest = scan_floats(current[2:], bias, threshold, halves[1])
