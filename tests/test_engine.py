@@ -551,7 +551,7 @@ def test_spikes_take_the_place_of_currents_that_nobody_else_reads(
     monkeypatch.setattr(native, "scan", watch)
     found, steps = snn(x), snn.over_time(x)
     assert {*places} == ({True, False} if recipe == "light" else {True})
-    monkeypatch.setattr(native, "scan", lambda *args: scan(*args[:5]))
+    monkeypatch.setattr(native, "scan", lambda *args: scan(*args[:5], False, *args[6:]))
     for ours, theirs in ((found, snn(x)), (steps, snn.over_time(x))):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
