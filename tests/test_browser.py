@@ -69,12 +69,14 @@ def test_the_verdict_is_the_first_thing_to_read(browser: Any) -> None:
 
 
 def test_another_layer_can_be_chosen(browser: Any) -> None:
-    def points() -> int:
-        return int(browser.execute_script("return document.getElementById('raster').data[0].x.length"))
+    def spikes() -> list[Any]:
+        trace = "document.getElementById('raster').data[0]"
+        return [browser.execute_script(f"return {trace}.{axis}") for axis in ("x", "y")]
 
-    before = points()
+    before = spikes()
+    assert before[0]
     browser.find_elements("css selector", "#layer option")[2].click()
-    assert points() != before
+    assert spikes() != before
 
 
 def test_break_even_follows_the_chosen_constants(browser: Any) -> None:
