@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import torch
@@ -18,8 +18,9 @@ from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
 from .kernels import choose, conv_form, padded_bias, padded_threshold, pooled_rate, two
-from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape
-from .simulation import Instruction, Neurons, Site, State, needed, snn_program
+from .memory import CACHE
+from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape, Tensors
+from .simulation import Instruction, Neurons, Run, Site, State, needed, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
 from .work import note_work
 
@@ -29,10 +30,11 @@ ENGINES = ("auto", "dense", "event")
 def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float], engine: str) -> list[Instruction]:
     """The program of a spiking network, with native layers where they are wanted and possible."""
     check_engine(engine)
-    if not is_native(graph, engine):
-        return snn_program(with_channels_last(graph), sites)
+    graph = with_channels_last(graph)
     program = snn_program(graph, sites)
-    planner = _Planner(graph, _heights(graph, sites), _with_pools(graph, rates), always=engine == "event")
+    if not is_native(graph):
+        return program
+    planner = _Planner(graph, _heights(graph, sites), _with_pools(graph, rates), engine)
     return needed([_instruction(planner, step, sites) for step in program])
 
 
@@ -51,7 +53,7 @@ def with_channels_last(graph: Graph) -> Graph:
 def fused(graph: Graph, node: Node, neurons: Neurons, given: Mapping[str, Value]) -> _Layer | None:
     """The neurons of a node, firing on what the given values bring them, as one native layer; None if it is not one."""
     spikes = {name: v for name, v in given.items() if isinstance(v, PackedSpikes)}
-    if not is_native(graph, "auto") or _height(node, neurons) is None:
+    if not is_native(graph) or _height(node, neurons) is None:
         return None
     planner = _Planner(graph, {n: v.channel_height for n, v in spikes.items()}, {n: v.rate for n, v in spikes.items()})
     layer = planner.layer(node, neurons)
@@ -63,14 +65,9 @@ def check_engine(engine: str) -> None:
         raise CalibrationError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
 
 
-def is_native(graph: Graph, engine: str) -> bool:
+def is_native(graph: Graph) -> bool:
     """Whether the native kernels may be used: single precision on a processor for which they are built."""
-    return (
-        engine != "dense"
-        and graph.dtype == torch.float32
-        and graph.device.type == "cpu"
-        and native.library() is not None
-    )
+    return graph.dtype == torch.float32 and graph.device.type == "cpu" and native.library() is not None
 
 
 @dataclass(frozen=True)
@@ -93,33 +90,55 @@ class _ConvTerm:
 
 
 @dataclass(frozen=True)
+class _DenseTerm:
+    """A convolution or linear layer that torch does, some images at a time: its floats should not leave the caches."""
+
+    node: Node
+    tensors: Tensors
+    bytes_per_image: int  # of what it reads or gives, at one step
+
+    @property
+    def source(self) -> str:
+        return self.node.inputs[0]
+
+    def current(self, spikes: Value) -> Tensor:
+        """(t, B, ...) -> (t·B, ...)."""
+        note_work(nodes=spikes.images * spikes.steps)
+        floats = spikes.unpacked() if isinstance(spikes, PackedSpikes) else spikes
+        y = self.node.op.run(self.tensors, floats.dense(spikes.steps))
+        note_work(bytes=y.nbytes)
+        return y
+
+
+@dataclass(frozen=True)
 class _Layer:
-    """Neurons and what the kernels compute in front of them."""
+    """Neurons and what is computed in front of them."""
 
     node: Node
     neurons: Neurons
     convs: tuple[_ConvTerm, ...]
+    dense: tuple[_DenseTerm, ...]
     shortcut: str | None  # spikes that are added as they are
     shortcut_height: Tensor | None
     others: tuple[str, ...]  # currents that are added as they are
 
     @property
     def reads(self) -> tuple[str, ...]:
-        spikes = [c.source for c in self.convs] + ([self.shortcut] if self.shortcut else [])
-        return (*spikes, *self.others)
+        shortcut = [self.shortcut] if self.shortcut else []
+        return (*(c.source for c in self.convs), *(d.source for d in self.dense), *shortcut, *self.others)
 
     @cached_property
     def threshold(self) -> Tensor:
         return padded_threshold(self.neurons.threshold, image_shape(self.node.shape)[0])
 
     @cached_property
-    def bias(self) -> Tensor:
-        """The constant current of neurons and convolutions, in the shape of a sample."""
+    def constant(self) -> Tensor:
+        """The constant current of neurons and native convolutions, (1, H, W, padded C)."""
         biases = [c.bias for c in self.convs if c.bias is not None]
         total = self.neurons.bias.expand(self.node.shape)
         for b in biases:
             total = total + b.reshape(-1, *(1,) * (len(self.node.shape) - 1))
-        return total
+        return self._channels_last(total.unsqueeze(0))
 
     @cached_property
     def temporal(self) -> Tensor | None:
@@ -129,21 +148,28 @@ class _Layer:
     def run(self, inputs: Sequence[Value], steps: int, state: State) -> Value:
         values = dict(zip(self.reads, inputs, strict=True))
         channels, images = image_shape(self.node.shape)[0], inputs[0].images
-        constant = self.bias.unsqueeze(0)  # (1, C, ...), or (B, C, ...)
-        trains = []
-        for name in self.others:
-            if values[name].constant:
-                constant = constant + values[name].data
-            else:
-                trains.append(values[name].data)  # (t, B, C, ...)
-        constant = channels_last(constant, self.node.shape, channels)
-        addend = None
-        if trains:
-            addend = channels_last(sum(trains[1:], trains[0]).flatten(0, 1), self.node.shape, channels)
-            addend = addend.unflatten(0, (steps, images))
         if self.node.name not in state:
             v0 = self.neurons.v0.expand(1, *self.node.shape)
             state[self.node.name] = channels_last(v0, self.node.shape, channels).repeat(images, 1, 1, 1)
+        widest = max((term.bytes_per_image for term in self.dense), default=0)
+        each = max(1, CACHE // (steps * widest)) if widest else max(1, images)
+        parts = [slice(i, min(i + each, images)) for i in range(0, max(1, images), each)]
+        fired = [self._fire({k: v.part(p) for k, v in values.items()}, steps, state[self.node.name][p]) for p in parts]
+        bits = fired[0] if len(fired) == 1 else torch.cat(fired, 1)
+        return PackedSpikes(bits, self.threshold[:channels], self.node.shape)
+
+    def _fire(self, values: Mapping[str, Value], steps: int, v: Tensor) -> Tensor:
+        """The spikes of some images, as bits; v is updated."""
+        images = len(v)
+        others = [values[name] for name in self.others]
+        trains = [value.dense(steps) for value in others if not value.constant]  # (t·B, C, ...)
+        trains += [term.current(values[term.source]) for term in self.dense]
+        constant = self.constant
+        if fixed := [value.data for value in others if value.constant]:  # (B, C, ...)
+            constant = constant + self._channels_last(sum(fixed[1:], fixed[0]))
+        addend = None
+        if trains:
+            addend = self._channels_last(sum(trains[1:], trains[0])).unflatten(0, (steps, images))
         fired, events = native.run(
             image_shape(self.node.shape),
             [(conv.form, bits_of(values[conv.source]), conv.weights) for conv in self.convs],
@@ -155,12 +181,15 @@ class _Layer:
             height=self.shortcut_height,
             bias=self.temporal,
             threshold=self.threshold,
-            v=state[self.node.name],
+            v=v,
             delay=self.neurons.delay,
             start=self.neurons.start,
         )
         note_work(neurons=steps * images, events=events)
-        return PackedSpikes(fired, self.threshold[:channels], self.node.shape)
+        return fired
+
+    def _channels_last(self, x: Tensor) -> Tensor:
+        return channels_last(x, self.node.shape, image_shape(self.node.shape)[0])
 
 
 def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
@@ -195,11 +224,18 @@ def _height(node: Node, site: Site | None) -> Tensor | None:
 
 def _instruction(planner: _Planner, step: Instruction, sites: Mapping[str, Site]) -> Instruction:
     """The native form of a layer of neurons; anything else stays as it is."""
+    if planner.engine == "dense" and isinstance(step.node.op, Conv | Linear):  # in front of an output, or read twice
+        return replace(step, run=partial(_on_floats, step.run))
     neurons = sites.get(step.node.name)
     if not isinstance(neurons, Neurons) or step.node.name not in planner.heights:
         return step
     layer = planner.layer(step.node, neurons)
     return replace(step, reads=layer.reads, run=layer.run)
+
+
+def _on_floats(run: Run, inputs: Sequence[Value], steps: int, state: State) -> Value:
+    """By torch, whatever the spikes are: bits become floats for as long as it takes."""
+    return run([v.unpacked() if isinstance(v, PackedSpikes) else v for v in inputs], steps, state)
 
 
 @dataclass(frozen=True)
@@ -209,25 +245,27 @@ class _Planner:
     graph: Graph
     heights: Mapping[str, Tensor]  # of spikes, (C,), by the node that gives them
     rates: Mapping[str, float]
-    always: bool = False  # by events, also where something else is faster
+    engine: str = "auto"  # "event": by events, also where something else is faster; "dense": all convolutions by torch
 
     def layer(self, node: Node, neurons: Neurons) -> _Layer:
         """Neurons with all that can be fused in front of them."""
         convs: list[_ConvTerm] = []
+        dense: list[_DenseTerm] = []
         shortcut, others = None, []
         for term in self._terms(node.inputs[0]):
-            conv = self._conv(term, convs)
-            if conv is not None:
+            if conv := self._conv(term, convs):
                 convs.append(conv)
             elif term in self.heights and shortcut is None:
                 shortcut = term
+            elif by_torch := self._by_torch(term):
+                dense.append(by_torch)
             else:
                 others.append(term)
         height = None
         if shortcut is not None:
             height = self.heights[shortcut]
             height = torch.nn.functional.pad(height, (0, native.padded(len(height)) - len(height)))
-        return _Layer(node, neurons, tuple(convs), shortcut, height, tuple(others))
+        return _Layer(node, neurons, tuple(convs), tuple(dense), shortcut, height, tuple(others))
 
     def _terms(self, name: str) -> Iterable[str]:
         """The summands of a current."""
@@ -243,7 +281,9 @@ class _Planner:
     def _conv(self, name: str, others: Sequence[_ConvTerm]) -> _ConvTerm | None:
         """The convolution or linear layer as the kernels do it, unless they cannot or torch is faster."""
         node = self.graph.by_name[name]
-        if not isinstance(node.op, Conv | Linear) or not is_image(node.shape) or not self._alone(name):
+        if self.engine == "dense" or not isinstance(node.op, Conv | Linear) or not is_image(node.shape):
+            return None
+        if not self._alone(name):
             return None
         if isinstance(node.op, Linear) and len(node.shape) != 1:
             return None
@@ -265,15 +305,23 @@ class _Planner:
         if form is None or any(c.form.groups != form.groups for c in others):
             return None
         best = choose(form, node.shape[0], self.rates.get(events.source, USUAL_RATE))
-        if best == "dense" and not self.always:
+        if best == "dense" and self.engine != "event":
             return None
-        if self.always and best != "depthwise":
+        if self.engine == "event" and best != "depthwise":
             best = "events"
         form.tables = int(best == "tables")
         height = self.heights[events.source] / prod(events.window)
         packed = native.pack_weights(form, node.shape[0], weight, height)
         bias = None if node.op.bias is None else self.graph.tensors[node.op.bias]
         return _ConvTerm(events.source, form, packed, bias)
+
+    def _by_torch(self, name: str) -> _DenseTerm | None:
+        """The convolution or linear layer that torch does, if it reads spikes, and only these neurons read it."""
+        node = self.graph.by_name[name]
+        if not isinstance(node.op, Conv | Linear) or node.inputs[0] not in self.heights or not self._alone(name):
+            return None
+        widest = max(prod(node.shape), prod(self.graph.by_name[node.inputs[0]].shape))
+        return _DenseTerm(node, self.graph.tensors, widest * self.graph.dtype.itemsize)
 
     def _unpadded(self, name: str) -> tuple[str, tuple[int, int]]:
         """What stands in front of a padding with zeros, and how many of them are above and on the left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod, sqrt
 
@@ -159,45 +159,6 @@ def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None)
         and current.device.type == "cpu"
         and native.library() is not None
     )
-
-
-def scan_floats(
-    current: Tensor,
-    bias: Tensor,
-    threshold: Tensor,
-    v0: Tensor,
-    more: Tensor | None = None,
-    in_place: bool = False,
-    goes_on: bool = False,
-    start: int = 0,
-) -> tuple[Tensor, Tensor] | None:
-    """The same in any layout, with floats as spikes, (t, B, ...), in one pass over the current, or over two.
-
-    None where the kernels cannot, because one step of them is not dense in memory. in_place: the current may go.
-    goes_on: v0 is the potential after earlier steps, (B, ...), and may go as well.
-    """
-    if current.dtype != torch.float32 or current.device.type != "cpu" or native.library() is None:
-        return None
-    v = torch.empty_like(current[0])  # dense, and laid out like the current if that is
-    for x in (current, *(() if more is None else (more,))):
-        layouts = zip(x.shape[1:], x.stride()[1:], v.stride(), strict=True)
-        if x.dtype != v.dtype or not x.numel() or any(own != dense for size, own, dense in layouts if size > 1):
-            return None
-    v = v0 if goes_on and v0.stride() == v.stride() else v.copy_(v0)
-    bias, threshold = _repeated(v, bias, threshold)
-    return native.scan(current, bias, threshold, v, more, in_place, start), v
-
-
-def _repeated(v: Tensor, *parameters: Tensor) -> Iterator[Tensor]:
-    """Parameters of neurons as they repeat in memory laid out like v: one value a channel, if channels lie last."""
-    axis = min(range(v.ndim), key=lambda d: (v.stride(d), v.shape[d] == 1))  # whose values lie side by side
-    width = v.shape[axis]
-    own = [1] * v.ndim
-    own[axis] = width
-    if width % native.lanes() == 0 and all(p.numel() == 1 or p.shape == tuple(own[-p.ndim :]) for p in parameters):
-        return (p.reshape(-1).expand(width).contiguous() for p in parameters)
-    one = v[:1] if v.stride(0) == v[0].numel() else v  # images that lie one behind the other share them
-    return (torch.empty_like(one).copy_(p).as_strided((one.numel(),), (1,)) for p in parameters)
 
 
 def scan(

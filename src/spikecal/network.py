@@ -147,7 +147,7 @@ class SpikingNetwork:
 
     @property
     def _cache(self) -> int:
-        return CACHE_OF_BITS if is_native(self.graph, self.engine) else CACHE
+        return CACHE_OF_BITS if is_native(self.graph) else CACHE
 
     @torch.no_grad()
     def _collect(

@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
-from .kernels import can_scan, convolve, pool_spikes, scan, scan_floats
+from .kernels import can_scan, convolve, pool_spikes, scan
 from .ops import (
     Activation,
     AdaptiveMaxPool,
-    Add,
     Concat,
     Conv,
     Input,
@@ -184,10 +182,7 @@ def fire(current: Tensor, neurons: Neurons, v: Tensor | None = None, packed: boo
     if neurons.signed:
         spikes, v = signed_integrate_and_fire(current, neurons.threshold, v, neurons.start)
         return Value(spikes, constant=False), v
-    ours = neurons.temporal is not None or neurons.delay > 0  # made above
-    zero, theta = torch.zeros_like(neurons.bias), neurons.threshold
-    found = scan_floats(current, zero, theta, v, in_place=ours, start=neurons.start)
-    spikes, v = integrate_and_fire(current, theta, v, neurons.start) if found is None else found
+    spikes, v = integrate_and_fire(current, neurons.threshold, v, neurons.start)
     return Value(spikes, constant=False, height=neurons.threshold), v
 
 
@@ -201,6 +196,7 @@ def run_segment(graph: Graph, segment: Segment, values: Mapping[str, Value], ste
 
 
 Tap = Callable[[Node, Value], None]
+Run = Callable[[Sequence[Value], int, State], Value]  # (what it reads, steps, state) -> its value
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ class Instruction:
 
     node: Node
     reads: tuple[str, ...]
-    run: Callable[[Sequence[Value], int, State], Value]  # (what it reads, steps, state) -> its value
+    run: Run
 
 
 def ann_program(graph: Graph) -> list[Instruction]:
@@ -218,21 +214,13 @@ def ann_program(graph: Graph) -> list[Instruction]:
 
 
 def snn_program(graph: Graph, sites: Mapping[str, Site]) -> list[Instruction]:
-    """The same with neurons in place of activations; they add up the two currents of a sum themselves."""
-    return needed(
-        [
-            _firing(graph, step.node, sites[step.node.name]) if isinstance(step.node.op, Activation) else step
-            for step in ann_program(graph)
-        ]
-    )
-
-
-def _firing(graph: Graph, node: Node, neurons: Site) -> Instruction:
-    """Neurons that fire, in the place of what a layer has computed for them alone: memory is what takes the time."""
-    reads = _summands(graph, node)
-    layer = graph.by_name[reads[0]]
-    alone = isinstance(layer.op, Conv | Linear) and len(graph.readers[layer.name]) == 1
-    return Instruction(node, reads, partial(_fire_at, node, neurons, alone))
+    """The same with neurons in place of activations."""
+    return [
+        replace(step, run=partial(_fire_at, step.node, sites[step.node.name]))
+        if isinstance(step.node.op, Activation)
+        else step
+        for step in ann_program(graph)
+    ]
 
 
 def needed(program: list[Instruction]) -> list[Instruction]:
@@ -246,46 +234,11 @@ def needed(program: list[Instruction]) -> list[Instruction]:
     return kept[::-1]
 
 
-def _summands(graph: Graph, node: Node) -> tuple[str, ...]:
-    """What neurons add up: two currents, if a sum stands in front of them that nobody else reads."""
-    (name,) = node.inputs
-    sum_ = graph.by_name[name]
-    plain = isinstance(sum_.op, Add) and sum_.op.alpha == 1 and len(graph.readers[name]) == 1
-    alike = all(graph.by_name[i].shape == node.shape for i in sum_.inputs)
-    return sum_.inputs if plain and alike and len(set(sum_.inputs)) == 2 else node.inputs
-
-
-def _fire_at(node: Node, neurons: Site, in_place: bool, inputs: Sequence[Value], steps: int, state: State) -> Value:
+def _fire_at(node: Node, neurons: Site, inputs: Sequence[Value], steps: int, state: State) -> Value:
     assert isinstance(neurons, Neurons)
-    v = state.get(node.name)
-    found = _fire_on_floats(neurons, inputs, steps, v, in_place)
-    if found is None and len(inputs) > 1:
-        inputs = [_sum(*inputs)]
-        found = _fire_on_floats(neurons, inputs, steps, v, in_place=True)
-    if found is None:
-        found = fire(site_current(inputs[0], neurons.bias, steps), neurons, v)
-    value, state[node.name] = found
+    current = site_current(inputs[0], neurons.bias, steps)
+    value, state[node.name] = fire(current, neurons, state.get(node.name))
     return value
-
-
-def _fire_on_floats(
-    neurons: Neurons, inputs: Sequence[Value], steps: int, v: Tensor | None, in_place: bool
-) -> tuple[Value, Tensor] | None:
-    """In one pass over the currents; None where the native kernels cannot."""
-    if neurons.needs_all_steps or (len(inputs) > 1 and any(value.constant for value in inputs)):
-        return None
-    current, *others = (x.data.expand(steps, *x.data.shape) if x.constant else x.data for x in inputs)
-    more, in_place = others[0] if others else None, in_place and not inputs[0].constant
-    v, goes_on = (neurons.v0, False) if v is None else (v, True)
-    found = scan_floats(current, neurons.bias, neurons.threshold, v, more, in_place, goes_on)
-    if found is None:
-        return None
-    note_work(neurons=steps * inputs[0].images)
-    return Value(found[0], constant=False, height=neurons.threshold), found[1]
-
-
-def _sum(a: Value, b: Value) -> Value:
-    return Value(a.data + b.data, constant=a.constant and b.constant)
 
 
 def run_ann(graph: Graph, inputs: Sequence[Tensor], tap: Tap | None = None) -> list[Tensor]:

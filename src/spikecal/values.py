@@ -39,6 +39,13 @@ class Value:
             return self.data.expand(steps, *self.data.shape).flatten(0, 1)
         return self.data.flatten(0, 1)
 
+    def part(self, images: slice) -> Value:
+        """That of some of the images."""
+        if images.start == 0 and images.stop >= self.images:
+            return self
+        data = self.data[images] if self.constant else self.data[:, images]
+        return Value(data, self.constant, self.height)
+
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
@@ -69,15 +76,25 @@ class PackedSpikes(Value):
     def steps(self) -> int:
         return len(self.bits)
 
+    def part(self, images: slice) -> Value:
+        if images.start == 0 and images.stop >= self.images:
+            return self
+        return PackedSpikes(self.bits[:, images].contiguous(), self.channel_height, self.shape, self.rate)
+
     @property
     def nbytes(self) -> int:
         return self.bits.nbytes
 
     @cached_property
     def data(self) -> Tensor:
+        return self.unpacked().data
+
+    def unpacked(self) -> Value:
+        """The same as floats, which nobody keeps."""
         dense = native.unpack(self.bits, self.channel_height)  # (t, B, H, W, C)
         note_work(bytes=dense.nbytes)
-        return dense.permute(0, 1, 4, 2, 3).reshape(*dense.shape[:2], *self.shape)
+        data = dense.permute(0, 1, 4, 2, 3).reshape(*dense.shape[:2], *self.shape)
+        return Value(data, constant=False, height=self.height)
 
     def mean(self) -> Tensor:
         counts = native.count(self.bits, self.channel_height / len(self.bits))  # (B, H, W, C)

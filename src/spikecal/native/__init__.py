@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 9
+INTERFACE = 10
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -104,8 +104,6 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
-    lib.spikecal_scan.argtypes = (*(c_void_p, c_size_t) * 2, c_int, c_int, *(c_size_t,) * 2, *(c_void_p,) * 4, c_int)
-    lib.spikecal_scan.restype = None
     lib.spikecal_cells.argtypes = (c_void_p, c_int, c_int, c_size_t, c_void_p, c_int, c_void_p, c_int)
     lib.spikecal_cells.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
@@ -168,72 +166,6 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
         torch.get_num_threads(),
     )
     return counts
-
-
-def scan(
-    current: Tensor,
-    bias: Tensor,
-    threshold: Tensor,
-    v: Tensor,
-    more: Tensor | None = None,
-    in_place: bool = False,
-    start: int = 0,
-) -> Tensor:
-    """Neurons that get this current (t, B, ...) and this bias at every step: their spikes, (t, B, ...); v is updated.
-
-    One step of all is dense in memory, and laid out alike. Biases and thresholds, (n,), repeat in that memory.
-    more: another current, (t, B, ...). in_place: the spikes take the place of the current, if every step of it has its
-    own memory. start: the first step at which they may fire.
-    """
-    if not _is_dense(v):
-        raise ValueError(f"the native kernels want v without gaps or overlaps, not with strides {v.stride()}")
-    _check_step("v", v, v)
-    _check_step("a step of the current", current[0], v)
-    if more is not None:
-        _check_step("a step of the second current", more[0], v)
-        if len(more) != len(current) or more.stride(0) < v.numel():
-            raise ValueError("the native kernels want a second current of as many steps, each with its own memory")
-    _check("bias", bias, (len(bias),))
-    _check("threshold", threshold, (len(bias),))
-    if not len(bias) or v.numel() % len(bias):
-        raise ValueError(f"the native kernels want biases that repeat in {v.numel()} values, not {len(bias)}")
-    strides = (v.numel(), *v.stride())
-    spikes = current if in_place and current.stride() == strides else torch.empty_strided(current.shape, strides)
-    note_work(calls=1)
-    library().spikecal_scan(
-        current.data_ptr(),
-        current.stride(0),
-        None if more is None else more.data_ptr(),
-        0 if more is None else more.stride(0),
-        len(current),
-        start,
-        v.numel() // len(bias),
-        len(bias),
-        *(x.data_ptr() for x in (bias, threshold, v, spikes)),
-        torch.get_num_threads(),
-    )
-    return spikes
-
-
-def _check_step(name: str, x: Tensor, v: Tensor) -> None:
-    alike = x.stride() == v.stride() or all(
-        a == b for n, a, b in zip(v.shape, x.stride(), v.stride(), strict=False) if n > 1
-    )
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != v.shape or not alike:
-        raise ValueError(
-            f"the native kernels want {name} as torch.float32 in the processor's memory, laid out as v of shape "
-            f"{tuple(v.shape)} is, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
-        )
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether every place of a block of memory holds one value, in the order of any permutation of the axes."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != expected:
-            return x.numel() == 0
-        expected *= size
-    return True
 
 
 def add_cells(x: Tensor, top: Tensor, totals: Tensor) -> None:

@@ -76,7 +76,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 9; }
+EXPORT int spikecal_interface() { return 10; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -104,23 +104,6 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
   const size_t size = words(channels);
   share_pixels(pixels, threads, [&](size_t from, size_t to) {
     kernels->count(spikes + from * size, T, pixels * size, to - from, channels, height, counts + from * channels);
-  });
-}
-
-// Neurons whose currents and spikes are floats in any layout: v += current[t] + more[t] + bias; fire; `stride` floats a
-// step; none fires before step `start`. Without a second current its stride is 0. Spikes may take the place of the
-// current. There are `copies` of the neurons, one behind the other, with the same biases and thresholds.
-EXPORT void spikecal_scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
-                          size_t copies, size_t neurons, const float* bias, const float* threshold, float* v,
-                          float* spikes, int threads) {
-  constexpr size_t some = 2048;  // their potentials, biases and thresholds stay in the nearest cache
-  const size_t parts = (neurons + some - 1) / some, together = std::max<size_t>(1, some / neurons);
-  share((int)((copies + together - 1) / together * parts), threads, [&](int task) {
-    const size_t first = task % parts * some, count = std::min(some, neurons - first), copy = task / parts * together;
-    const size_t from = copy * neurons + first;
-    kernels->scan(current + from, stride, more + (more_stride ? from : 0), more_stride, T, start,
-                  std::min(together, copies - copy), count, bias + first, threshold + first, v + from, spikes + from,
-                  copies * neurons);
   });
 }
 

@@ -181,36 +181,6 @@ static void unpack(const uint64_t* spikes, size_t pixels, int channels, const fl
   }
 }
 
-// T steps of some neurons whose currents and spikes are floats, each with its stride from step to step: `copies` of them,
-// one behind the other, with the same biases and thresholds, which fire from step `start` on. A second current is added
-// if it has a stride.
-static void scan(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
-                 size_t copies, size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
-                 size_t out_stride) {
-  for (int t = 0; t < T; ++t)
-    for (size_t c = 0; c < copies; ++c) {
-      const float* now = current + t * stride + c * neurons;
-      const float* too = more + (more_stride ? t * more_stride + c * neurons : 0);
-      float *potentials = v + c * neurons, *out = spikes + t * out_stride + c * neurons;
-      size_t i = 0;
-      for (; i + LANES <= neurons; i += LANES) {
-        __builtin_prefetch(now + i + stride);
-        if (more_stride) __builtin_prefetch(too + i + more_stride);
-        const Vec height = load(threshold + i);
-        const Vec arriving = more_stride ? load(now + i) + load(too + i) : load(now + i);
-        Vec potential = load(potentials + i) + (arriving + load(bias + i));
-        store(out + i, keep(height, t < start ? 0 : fire(potential, height)));
-        store(potentials + i, potential);
-      }
-      for (; i < neurons; ++i) {
-        const float arriving = more_stride ? now[i] + too[i] : now[i];
-        const float potential = potentials[i] + (arriving + bias[i]);
-        out[i] = t >= start && potential >= threshold[i] ? threshold[i] : 0.0f;
-        potentials[i] = potential - out[i];
-      }
-    }
-}
-
 // How often each neuron of some pixels fires in T steps, times the height; `stride`: words from step to step.
 static void count(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
                   float* counts) {
@@ -615,7 +585,7 @@ static void rows(const Layer& l, const Events* events, int n, int block, int fro
 #define FACTORY(name) JOIN(kernels_, name)
 const Kernels* FACTORY(NAME)() {
   static const Kernels all = {LANES, NAME::packed_floats, NAME::pack, NAME::blocks, NAME::unpack, NAME::count,
-                              NAME::scan, NAME::list, NAME::rows};
+                              NAME::list, NAME::rows};
   return &all;
 }
 

@@ -87,9 +87,6 @@ struct Kernels {
   void (*unpack)(const uint64_t* spikes, size_t pixels, int channels, const float* height, float* dense);
   void (*count)(const uint64_t* spikes, int T, size_t stride, size_t pixels, int channels, const float* height,
                 float* counts);
-  void (*scan)(const float* current, size_t stride, const float* more, size_t more_stride, int T, int start,
-               size_t copies, size_t neurons, const float* bias, const float* threshold, float* v, float* spikes,
-               size_t out_stride);
   void (*list)(const Conv&, int out_channels, int t, int n, int N, Events);
   void (*rows)(const Layer&, const Events* events, int n, int block, int from, int to, const Scratch&);
 };
