@@ -168,8 +168,8 @@ def test_an_even_current_is_even_whatever_stands_on_the_way(name: str) -> None:
 def test_our_recipes() -> None:
     assert sc.best().delay == 0
     assert sc.pipelined().delay == 1
-    shared = [s for s in sc.best().steps if s not in (sc.EvenCurrent(), sc.LateStart())]
-    assert [type(s) for s in shared] == [type(s) for s in sc.pipelined().steps]
+    shared = [type(s) for s in sc.best().steps if s not in (sc.EvenCurrent(), sc.LateStart())]
+    assert shared == [type(s) for s in sc.pipelined().steps if s != sc.Hesitation()]
     assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
     assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)
 
@@ -295,6 +295,53 @@ def test_a_late_start_is_saved_and_the_same_on_every_engine(tmp_path: Path, opti
 def test_a_start_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"a share in \[0, 1\) and a power above 0 are wanted"):
         sc.LateStart(**bad)
+
+
+# ---------------------------------------------------------------------- hesitation
+
+
+@pytest.mark.parametrize(("delay", "share", "back"), [(0, 0.5, 0.5), (1, 0.25, 0.25), (1, 0.3, 0.0), (2, 1.0, 1.0)])
+def test_hesitation_is_paid_back_at_the_end(delay: int, share: float, back: float) -> None:
+    """Step by step in numpy: share·θ less at the first step, as much more over the last ones."""
+    snn, x = network(sc.InitialPotential(), sc.Hesitation(share, back), delay=delay)
+    steps = {0.0: 1, 0.25: 2, 0.5: 3, 1.0: T}[back]
+    train, found = np.broadcast_to(x, (T, *x.shape)), spike_trains(snn, torch.from_numpy(x))
+    for node, (weight, bias) in zip(snn.graph.neurons, layers(snn), strict=False):
+        site = snn.sites[node.name]
+        theta = site.threshold.numpy()
+        current = train @ weight.T + bias
+        first, rest = current[: delay + 1].sum(0), current[delay + 1 :]
+        current = np.concatenate([first[None], rest, np.zeros((delay, *first.shape))])
+        current[0] -= share * theta
+        for t in range(T - steps, T):
+            current[t] += share * theta / steps
+        train = reference.integrate_and_fire(current, theta, site.v0.numpy())[0]
+        np.testing.assert_allclose(found[node.name].numpy(), train, atol=1e-12)
+        np.testing.assert_allclose(site.temporal.sum(0).numpy(), 0, atol=1e-12)
+
+
+def test_hesitation_begins_with_the_first_step_that_fires_and_keeps_other_currents() -> None:
+    even, _ = late_network(sc.EvenCurrent())
+    both, _ = late_network(sc.EvenCurrent(), sc.Hesitation(0.5, 0.0))
+    first = even.graph.neurons[0].name  # with other spikes in front of them, later layers have other currents
+    site = both.sites[first]
+    change = torch.zeros_like(site.temporal)
+    change[2], change[-1] = -site.threshold / 2, site.threshold / 2
+    torch.testing.assert_close(site.temporal, even.sites[first].temporal + change)
+
+
+def test_one_step_leaves_no_time_to_hesitate() -> None:
+    x = torch.randn(4, 6).double()
+    plain, hesitant = (
+        sc.convert(shell(dense_graph((6, 9, 7, 4))), x, 1, sc.Recipe(RULE, steps)) for steps in ((), (sc.Hesitation(),))
+    )
+    torch.testing.assert_close(hesitant(x), plain(x))
+
+
+@pytest.mark.parametrize("bad", [{"share": -0.1}, {"back": 1.5}, {"back": -0.5}])
+def test_a_hesitation_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"a share of 0 or more and back in \[0, 1\] are wanted"):
+        sc.Hesitation(**bad)
 
 
 # ---------------------------------------------------------------------- late readout

@@ -26,7 +26,10 @@ def test_recipes_are_what_they_are_called() -> None:
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
         "best": (MMSE, (sc.LateStart(0.25, 2.0), theta, shift, weights, sc.EvenCurrent(), gently, readout)),
-        "pipelined": (sc.MMSE(100, True, 0.25), (theta, shift, weights, sc.PotentialCalibration(0.5, 128), readout)),
+        "pipelined": (
+            sc.MMSE(100, True, 0.25),
+            (theta, shift, weights, sc.Hesitation(0.25, 0.25), sc.PotentialCalibration(0.5, 128), readout),
+        ),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
         "opt": (sc.MaxActivation(), (shift,)),

@@ -54,7 +54,12 @@ if TYPE_CHECKING:
     from .report import write_comparison as write_comparison, write_report as write_report
     from .thresholds import LTB as LTB, MMSE as MMSE, MaxActivation as MaxActivation, Percentile as Percentile
     from .time_steps import Search as Search, find_T as find_T
-    from .timing import EvenCurrent as EvenCurrent, LateStart as LateStart, TemporalBias as TemporalBias
+    from .timing import (
+        EvenCurrent as EvenCurrent,
+        Hesitation as Hesitation,
+        LateStart as LateStart,
+        TemporalBias as TemporalBias,
+    )
 
 __version__ = "0.1.0"
 
@@ -76,7 +81,7 @@ _NAMES = {
     "report": "write_comparison write_report",
     "thresholds": "LTB MMSE MaxActivation Percentile",
     "time_steps": "Search find_T",
-    "timing": "EvenCurrent LateStart TemporalBias",
+    "timing": "EvenCurrent Hesitation LateStart TemporalBias",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

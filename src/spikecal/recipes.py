@@ -20,7 +20,7 @@ from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
 from .outputs import LateReadout, OutputThreshold, WeightedReadout
 from .thresholds import LTB, MMSE, MaxActivation, Percentile, ThresholdRule
-from .timing import EvenCurrent, LateStart, TemporalBias
+from .timing import EvenCurrent, Hesitation, LateStart, TemporalBias
 
 _RULES = {cls.__name__: cls for cls in (LTB, MMSE, MaxActivation, Percentile)}
 _STEPS = {
@@ -35,6 +35,7 @@ _STEPS = {
         TemporalBias,
         LateStart,
         EvenCurrent,
+        Hesitation,
         TunedThreshold,
         OutputThreshold,
         LateReadout,
@@ -169,13 +170,13 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Every layer waits a step before it fires, and so needs no even currents: fewer errors, more latency.
+    """Every layer waits a step before it fires, and hesitates where it is not sure: fewer errors, more latency.
 
     Its thresholds count on half of the bias shift: spikes come nearly as rounded as if they had all the time.
     """
     options = {"name": "pipelined", **options}
     potentials = PotentialCalibration(rate=0.5, images=128)
-    steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), potentials, WeightedReadout())
+    steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), Hesitation(), potentials, WeightedReadout())
     rule = MMSE(per_channel=True, shift=0.25)
     return Recipe(rule, steps, calibration_images=calibration_images, delay=delay, **options)
 

@@ -105,3 +105,31 @@ class EvenCurrent:
         if layer.site.temporal is not None:
             temporal = temporal + layer.site.temporal.mean(0, keepdim=True)
         layer.site = replace(layer.site, temporal=temporal)
+
+
+@dataclass(frozen=True)
+class Hesitation:
+    """b[first] ← b[first] − share·θ, paid back in equal parts over the last ⌊back·T + ½⌋ steps, one at least.
+
+    `first` is the first step at which neurons may fire. Over all steps it adds nothing: a neuron that is sure fires as
+    often, a little later, and one that is not waits for more evidence. Neurons with a firing delay have the time: their
+    last steps bring nothing new.
+    """
+
+    share: float = 0.25
+    back: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not (self.share >= 0 and 0 <= self.back <= 1):
+            raise ValueError(f"a share of 0 or more and back in [0, 1] are wanted, not {self.share} and {self.back}")
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        steps = max(1, floor(self.back * layer.T + 0.5))
+        temporal = torch.zeros(layer.T, *layer.site.threshold.shape).to(layer.site.threshold)
+        temporal[layer.site.start] -= self.share * layer.site.threshold
+        temporal[-steps:] += self.share * layer.site.threshold / steps
+        if layer.site.temporal is not None:
+            temporal = temporal + layer.site.temporal
+        layer.site = replace(layer.site, temporal=temporal)
