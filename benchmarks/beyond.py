@@ -30,8 +30,11 @@ def changed(change: Mapping[object, Sequence[object]], recipe: sc.Recipe | None 
     return replace(recipe, name="custom", steps=[new for old in recipe.steps for new in change.get(old, [old])])
 
 
+HESITATION, PIPELINED = sc.Hesitation(), sc.pipelined()
+
 RECIPES = {
     "light": sc.light(),
+    "advanced": sc.advanced(iterations=200, lr=3e-4, calibration_images=128),
     "PC": ours(SHIFT, sc.PotentialCalibration(), images=128),
     "FTBC": ours(SHIFT, sc.TemporalBias()),
     "FTBC, 1024 images": ours(SHIFT, sc.TemporalBias(), images=1024),
@@ -54,9 +57,13 @@ RECIPES = {
     "LTB + BC": sc.Recipe(sc.LTB(), (SHIFT, sc.BiasCalibration())),
     "FTBC with both": ours(THETA, SHIFT, sc.TemporalBias(), READOUT),
     "light, delay 1": sc.light(delay=1),
-    "pipelined": sc.pipelined(),
-    "pipelined without output threshold": changed({THETA: []}, sc.pipelined()),
-    "pipelined with neither of them": changed({THETA: [], READOUT: []}, sc.pipelined()),
+    "best with hesitation": changed({EVEN: [EVEN, HESITATION]}),
+    "pipelined": PIPELINED,
+    "pipelined without hesitation": changed({HESITATION: []}, PIPELINED),
+    "pipelined with even current instead": changed({HESITATION: [EVEN]}, PIPELINED),
+    "pipelined with both": changed({HESITATION: [EVEN, HESITATION]}, PIPELINED),
+    "pipelined without closed form": changed({WEIGHTS: []}, PIPELINED),
+    "pipelined without output threshold": changed({THETA: []}, PIPELINED),
     "best with signed neurons": sc.best(signed=True, name="signed"),
 }
 

@@ -36,22 +36,6 @@ FIELDS = ("network", "trial", "T", "seed", "images", "accuracy", "ann_accuracy",
 
 
 @dataclass(frozen=True)
-class Hesitation:
-    """A negative current at the first step, share·θ, paid back at the last."""
-
-    share: float = 0.25
-
-    def apply(self, layer: Layer) -> None:
-        if isinstance(layer.site, Neurons):
-            temporal = torch.zeros(layer.T, *layer.site.threshold.shape)
-            temporal[0] -= self.share * layer.site.threshold
-            temporal[-1] += self.share * layer.site.threshold
-            if layer.site.temporal is not None:
-                temporal = temporal + layer.site.temporal
-            layer.site = replace(layer.site, temporal=temporal)
-
-
-@dataclass(frozen=True)
 class Dither:
     """Initial potentials that differ from neuron to neuron, evenly over width·θ, in the first `layers` layers."""
 
@@ -163,7 +147,7 @@ TRIALS = {
     "bias calibrated instead": changed(SHIFT, WEIGHTS, EVEN, sc.BiasCalibration()),
     "initial potential, no bias shift": changed(sc.InitialPotential(), WEIGHTS, EVEN, PC),
     "spikes that follow t·x": changed(SHIFT, WEIGHTS, Tracking(), PC),
-    "hesitation": changed(SHIFT, WEIGHTS, EVEN, Hesitation(), PC),
+    "hesitation": changed(SHIFT, WEIGHTS, EVEN, sc.Hesitation(0.25, 0.0), PC),
     "late readout": changed(SHIFT, WEIGHTS, EVEN, PC, sc.LateReadout()),
     "tuned thresholds": changed(SHIFT, WEIGHTS, sc.TunedThreshold(), EVEN, PC),
     "dithered potentials": changed(SHIFT, Dither(0.5), WEIGHTS, EVEN, PC),
