@@ -12,8 +12,9 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -59,6 +60,12 @@ class Converter:
         return calibrate(self.ann, self.thresholds[key], [images], T, recipe, self.memory)
 
 
+def images_for(network: str, T: int) -> int:
+    """Long simulations are measured on fewer images: the first of the others'."""
+    del network
+    return 1000 if T <= 32 else 500
+
+
 @dataclass(frozen=True)
 class Grid:
     """Recipes × T × seeds on some networks; the results in a folder, the tables between two marks of a page."""
@@ -69,6 +76,7 @@ class Grid:
     times: Sequence[int]
     seeds: Sequence[int] = (0, 1, 2)
     page: Path = ROOT.parent / "docs" / "results.md"
+    images: Callable[[str, int], int] = images_for  # test images by network and T
 
     @property
     def folder(self) -> Path:
@@ -85,21 +93,26 @@ class Grid:
         """Measure the wanted (recipe, T, seed) of one network, appending to its results."""
         dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
         model = shared_data.network(network)
-        x, y = shared_data.images(dataset, "test", 1000, 0, network)
         converters: dict[int, Converter] = {}
-        ann = sc.convert(model, [x[:2]], 1).ann(x).argmax(1)
+
+        @cache
+        def test(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            """Images, their labels, and the ANN's answers."""
+            x, y = (values[:n] for values in shared_data.images(dataset, "test", max(n, 1000), 0, network))
+            return x, y, sc.convert(model, [x[:2]], 1).ann(x).argmax(1)
+
         for recipe, T, seed in wanted:
             if seed not in converters:
                 images = shared_data.images(dataset, "train", 1024, seed + 1, network)[0]
                 converters[seed] = Converter(model, images, seed)
-            n, start = images_for(T), time.perf_counter()
+            n = self.images(network, T)
+            (x, y, ann), start = test(n), time.perf_counter()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", sc.NoEffectWarning)
                 snn = converters[seed](self.recipes[recipe], T)
             converted = time.perf_counter()
-            answers, simulated = snn(x[:n]).argmax(1), time.perf_counter()
-            pairs = ((answers, y[:n]), (ann[:n], y[:n]), (answers, ann[:n]))
-            shares = [float((a == b).double().mean()) for a, b in pairs]
+            answers, simulated = snn(x).argmax(1), time.perf_counter()
+            shares = [float((a == b).double().mean()) for a, b in ((answers, y), (ann, y), (answers, ann))]
             unchanged = sum(issubclass(w.category, sc.NoEffectWarning) for w in caught)
             row = (network, recipe, T, snn.latency, seed, n, *(f"{s:.4f}" for s in shares), unchanged)
             seconds = (f"{converted - start:.2f}", f"{simulated - converted:.2f}")
@@ -118,7 +131,10 @@ class Grid:
             f"python benchmarks/{self.name}.py",
             recipes={name: recipe.to_dict() for name, recipe in self.recipes.items()},
             calibration="1024 training images drawn with seed + 1; the recipe says how many of them its steps see",
-            test="1000 test images drawn with seed 0, of which the first 500 for T >= 64",
+            test={
+                network: {T: f"{self.images(network, T)} test images drawn with seed 0" for T in self.times}
+                for network in self.networks
+            },
         )
 
     def table(self, network: str) -> str:
@@ -170,11 +186,6 @@ class Grid:
             wanted = [(r, T, s) for T, s, r in grid if (r, T, s) not in known]
             if wanted:
                 self.run(network, wanted)
-
-
-def images_for(T: int) -> int:
-    """Long simulations are measured on fewer images."""
-    return 1000 if T <= 32 else 500
 
 
 def _cell(values: list[float]) -> str:
