@@ -33,8 +33,8 @@ import shared_data
 import spikecal as sc
 from spikecal import native
 from spikecal.bench import race
-from spikecal.engine import fused, lowered
-from spikecal.memory import CACHE, CACHE_OF_BITS
+from spikecal.engine import lowered
+from spikecal.memory import CACHE_OF_BITS
 from spikecal.replay import LayerStatistics
 from spikecal.simulation import Instruction, Neurons, run_ann
 from spikecal.values import PackedSpikes, Value
@@ -181,14 +181,13 @@ def plain(width: int) -> nn.Module:
 LAYER_FIELDS = ("channels", "size", "rate", "dense_seconds", "event_seconds", "speedup")
 
 
-def in_parts(program: Sequence[Instruction], parts: Sequence[Value], steps: int) -> None:
+def in_parts(layer: Instruction, parts: Sequence[Value], steps: int) -> None:
     for value in parts:
-        for step in program:
-            value = step.run([value], steps, {})
+        layer.run([value], steps, {})
 
 
 def single_layers(rounds: int) -> Iterator[Row]:
-    """A 3×3 convolution of random spikes and the neurons behind it: the dense engine, and events.
+    """A 3×3 convolution of random spikes, as bits, and the neurons behind it: the dense engine, and events.
 
     Each takes as many images at a time as it would in a network.
     """
@@ -198,30 +197,16 @@ def single_layers(rounds: int) -> Iterator[Row]:
         x = torch.rand(2, channels, size, size)
         snn = sc.convert(model.eval(), [x], steps, sc.Recipe(sc.MaxActivation()))
         first, second = snn.graph.neurons
-        height, site = torch.ones(channels), snn.sites[second.name]
-        assert isinstance(site, Neurons)
-        first_size = channels * size * size
-        program = {step.node.name: step for step in lowered(snn.graph, snn.sites, {}, "dense")}
+        at_once = max(1, CACHE_OF_BITS // (4 * steps * channels * size * size))
+        layers = {
+            engine: next(step for step in lowered(snn.graph, snn.sites, {}, engine) if step.node == second)
+            for engine in ("dense", "event")
+        }
         for rate in RATES:
             spikes = (torch.rand(steps, images, size, size, channels) < rate).float()
-            packed = PackedSpikes(native.pack_spikes(spikes), height, first.shape, 0.0)  # rate 0: always by events
-            layer = fused(snn.graph, second, site, {first.name: packed})
-            assert layer is not None
-            parts = {
-                "dense": [
-                    Value(part.contiguous().permute(0, 1, 4, 2, 3), constant=False, height=height.reshape(-1, 1, 1))
-                    for part in spikes.split(CACHE // (4 * steps * first_size), dim=1)
-                ],
-                "event": [
-                    PackedSpikes(part.contiguous(), height, first.shape, 0.0)
-                    for part in packed.bits.split(CACHE_OF_BITS // (4 * steps * first_size), dim=1)
-                ],
-            }
-            programs = {
-                "dense": (program[second.inputs[0]], program[second.name]),
-                "event": (Instruction(second, layer.reads, layer.run),),
-            }
-            best = best_of({e: partial(in_parts, programs[e], parts[e], steps) for e in parts}, rounds)
+            bits = native.pack_spikes(spikes).split(at_once, dim=1)
+            parts = [PackedSpikes(part.contiguous(), torch.ones(channels), first.shape) for part in bits]
+            best = best_of({e: partial(in_parts, layer, parts, steps) for e, layer in layers.items()}, rounds)
             speedup = best["dense"] / best["event"]
             print(f"{channels} channels, {size}×{size}, rate {rate}: {speedup:.1f} × as fast as dense", flush=True)
             yield channels, size, rate, f"{best['dense']:.6f}", f"{best['event']:.6f}", f"{speedup:.2f}"
