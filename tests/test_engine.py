@@ -20,11 +20,11 @@ from spikecal.bench import bench, use_threads
 from spikecal.engine import lowered, with_channels_last
 from spikecal.functional import increments, integrate_and_fire
 from spikecal.graph import Node
-from spikecal.kernels import choose, conv_form, pool_spikes
-from spikecal.ops import AdaptiveMaxPool, Conv, MaxPool, Tensors
+from spikecal.kernels import choose, conv_form, move_spikes, moves_bits, pool_spikes
+from spikecal.ops import AdaptiveMaxPool, Conv, MaxPool, Op, Pad, Reshape, Slice, Tensors
 from spikecal.simulation import Neurons
 from spikecal.thresholds import add_cells
-from spikecal.values import PackedSpikes, Value
+from spikecal.values import PackedSpikes, Value, image_shape
 from spikecal.work import count_work
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not compiled")
@@ -482,7 +482,7 @@ def test_dense_layers_pass_bits_and_take_some_images_at_a_time(
     whole = trains()
     assert all(bits.any() for bits in whole.values())
     for images in (3, 2, 1):
-        monkeypatch.setattr("spikecal.engine.CACHE", images * 4 * 5 * 32 * 16 * 16)  # bytes of the widest layer
+        monkeypatch.setattr("spikecal.engine.BLOCK", images * 4 * 5 * 32 * 16 * 16)  # bytes of the widest layer
         parts = trains()
         assert all(torch.equal(parts[name], bits) for name, bits in whole.items())
 
@@ -517,6 +517,71 @@ def test_the_dense_engine_computes_channels_last(monkeypatch: pytest.MonkeyPatch
     snn(*images("resnet_block"))
     assert seen
     assert all(seen)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_spikes_are_moved_as_bits(data: st.DataObject) -> None:
+    """Slices of pixels, and zeros around pixels and channels, across the words of bits: as torch does it to floats."""
+    dims = data.draw(st.sampled_from([1, 2]))
+    channels, size = data.draw(st.sampled_from([1, 16, 60, 64, 70, 130])), data.draw(st.integers(2, 6))
+    spikes = random_spikes(3, 2, *(size,) * dims, channels).movedim(-1, 2)  # (t, B, C, ...)
+    if data.draw(st.booleans()):
+        start = data.draw(st.integers(0, size - 1))
+        axis, step = data.draw(st.integers(1, dims)), data.draw(st.integers(1, 3))
+        op: Slice | Pad = Slice(axis, start, data.draw(st.integers(start + 1, size)), step)
+    else:
+        widths = data.draw(st.lists(st.sampled_from([0, 1, 3, 8, 64, 67]), min_size=2, max_size=2 * dims + 2))
+        op = Pad(tuple(w if i >= 2 * dims else w % 5 for i, w in enumerate(widths[: len(widths) // 2 * 2])))
+    height = torch.rand(channels) + 0.5
+    wanted = op.run({}, (spikes * height.reshape(-1, *(1,) * dims)).flatten(0, 1)).unflatten(0, (3, 2))
+    before, after = tuple(spikes.shape[2:]), tuple(wanted.shape[2:])
+    assert moves_bits(op, before, after)
+    images = spikes.reshape(3, 2, *image_shape(before)).permute(0, 1, 3, 4, 2)
+    moved = move_spikes(op, PackedSpikes(native.pack_spikes(images), height, before), after)
+    assert torch.equal(moved.data, wanted)
+    torch.testing.assert_close(moved.mean(), wanted.mean(0))
+    assert moved.bits.shape[-1] == native.words(after[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "after"),
+    [
+        (Slice(0, 0, 2), (2, 4, 4)),
+        (Pad((1, 1), value=1.0), (4, 4, 6)),
+        (Pad((-1, 1)), (4, 4, 4)),
+        (Pad((1, 1, 1, 1), "reflect"), (4, 6, 6)),
+        (Reshape((64,)), (64,)),
+    ],
+)
+def test_what_else_moves_spikes_is_left_to_torch(op: Op, after: tuple[int, ...]) -> None:
+    assert not moves_bits(op, (4, 4, 4), after)
+    assert not moves_bits(Slice(1, 0, 2), (4, 4, 4, 4), (4, 2, 4, 4))
+
+
+@pytest.mark.parametrize("engine", ["dense", "event", "auto"])
+def test_a_shortcut_without_parameters_stays_in_bits(engine: str) -> None:
+    """Every second pixel, and channels of zeros on both sides, as in the ResNets of He et al. for CIFAR."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3, 2, 1), conv3(32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).relu()
+            return (self.c(self.b(x).relu()) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 8, 8))).relu()
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 10, 10)
+    snn = sc.convert(Block().eval(), x, 4, "light")
+    program = lowered(snn.graph, snn.sites, {}, engine)
+    (pad,) = (step.node for step in program if isinstance(step.node.op, Pad))
+    last = next(step for step in program if step.node == snn.graph.neurons[-1])
+    assert last.run.__self__.shortcut == pad.name  # type: ignore[attr-defined]
+    snn.engine = engine
+    found = snn.double()(x.double())  # by torch alone
+    torch.testing.assert_close(snn.float()(x), found.float())
 
 
 def test_taps_on_padding_cost_no_events() -> None:

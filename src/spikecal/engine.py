@@ -17,8 +17,17 @@ from torch import Tensor
 from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
-from .kernels import choose, conv_form, padded_bias, padded_threshold, pooled_rate, two
-from .memory import CACHE
+from .kernels import (
+    choose,
+    conv_form,
+    moved_height,
+    moves_bits,
+    padded_bias,
+    padded_threshold,
+    pooled_rate,
+    two,
+)
+from .memory import BLOCK
 from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape, Tensors
 from .simulation import Instruction, Neurons, Run, Site, State, needed, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
@@ -152,7 +161,7 @@ class _Layer:
             v0 = self.neurons.v0.expand(1, *self.node.shape)
             state[self.node.name] = channels_last(v0, self.node.shape, channels).repeat(images, 1, 1, 1)
         widest = max((term.bytes_per_image for term in self.dense), default=0)
-        each = max(1, CACHE // (steps * widest)) if widest else max(1, images)
+        each = max(1, BLOCK // (steps * widest)) if widest else max(1, images)
         parts = [slice(i, min(i + each, images)) for i in range(0, max(1, images), each)]
         fired = [self._fire({k: v.part(p) for k, v in values.items()}, steps, state[self.node.name][p]) for p in parts]
         bits = fired[0] if len(fired) == 1 else torch.cat(fired, 1)
@@ -196,8 +205,11 @@ def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
     """The height of spikes, (C,), by the node that gives them, where the kernels can take them."""
     heights: dict[str, Tensor] = {}
     for node in graph.nodes:
+        before = node.inputs[0] if node.inputs else ""
         if isinstance(node.op, MaxPool | AdaptiveMaxPool):
-            height = heights.get(node.inputs[0]) if is_image(node.shape) else None
+            height = heights.get(before) if is_image(node.shape) else None
+        elif before in heights and moves_bits(node.op, graph.by_name[before].shape, node.shape):
+            height = moved_height(node.op, heights[before], graph.by_name[before].shape)  # type: ignore[arg-type]
         else:
             height = _height(node, sites.get(node.name))
         if height is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .ops import AdaptiveMaxPool, Conv, Linear, MaxPool, Tensors
+from .ops import AdaptiveMaxPool, Conv, Linear, MaxPool, Op, Pad, Slice, Tensors
 from .values import PackedSpikes, channels_last, image_shape, is_image
 
 
@@ -147,6 +147,44 @@ def _outputs_of(op: MaxPool | AdaptiveMaxPool, axis: int, inputs: int, outputs: 
         for i in (i for i in window if 0 <= i < inputs):
             found[i].append(o)
     return found
+
+
+def moves_bits(op: Op, before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether an operation leaves out pixels, or adds pixels or channels that never fire: bits can do that."""
+    if not (is_image(before) and is_image(after)):
+        return False
+    if isinstance(op, Slice):
+        return op.axis > 0
+    return isinstance(op, Pad) and op.mode == "constant" and op.value == 0 and min(op.widths) >= 0
+
+
+def move_spikes(op: Slice | Pad, x: PackedSpikes, shape: tuple[int, ...]) -> PackedSpikes:
+    """The same as the operation itself does to floats."""
+    rate = x.rate * min(1.0, prod(x.shape) / max(1, prod(shape)))
+    if isinstance(op, Slice):
+        axis = 4 - len(x.shape) + op.axis  # of (t, B, H, W, words)
+        bits = x.bits[(slice(None),) * axis + (slice(op.start, op.stop, op.step),)]
+        return PackedSpikes(bits.contiguous(), x.channel_height, shape, rate)
+    space = 2 * (len(x.shape) - 1)
+    bits = torch.nn.functional.pad(x.bits, (0, 0, *op.widths[:space]))
+    bits = _with_channels_in_front(bits, sum(op.widths[space : space + 1]), native.words(shape[0]))
+    return PackedSpikes(bits, moved_height(op, x.channel_height, x.shape), shape, rate)
+
+
+def moved_height(op: Slice | Pad, height: Tensor, shape: Sequence[int]) -> Tensor:
+    """The height of spikes behind it, (C,): 0 for channels that never fire."""
+    return height if isinstance(op, Slice) else torch.nn.functional.pad(height, op.widths[2 * (len(shape) - 1) :])
+
+
+def _with_channels_in_front(bits: Tensor, count: int, words: int) -> Tensor:
+    """(..., some words) -> (..., words), every bit `count` places further."""
+    moved = bits.new_zeros(*bits.shape[:-1], words)
+    whole, rest = divmod(count, 64)
+    for i, word in enumerate(bits.unbind(-1)):
+        moved[..., i + whole] |= word << rest
+        if rest and i + whole + 1 < words:
+            moved[..., i + whole + 1] |= (word >> (64 - rest)) & ((1 << rest) - 1)  # what does not fit
+    return moved
 
 
 def can_scan(current: Tensor, threshold: Tensor, temporal: Tensor | None = None) -> bool:

@@ -15,6 +15,7 @@ from .graph import Graph, Node
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 CACHE = 4 * 2**20  # a layer's values should fit into the processor's caches: beyond, speed halves
 CACHE_OF_BITS = 4 * CACHE  # the same where spikes travel as bits, in bytes of floats
+BLOCK = CACHE // 2  # of floats that are made of bits and given back at once: larger ones go back to the system
 
 
 def budget(memory: str | float | None) -> int:

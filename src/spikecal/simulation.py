@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .functional import delayed, increments, integrate_and_fire, mean_over_time, signed_integrate_and_fire
 from .graph import Graph, Node
-from .kernels import can_scan, convolve, pool_spikes, scan
+from .kernels import can_scan, convolve, move_spikes, moves_bits, pool_spikes, scan
 from .ops import (
     Activation,
     AdaptiveMaxPool,
@@ -111,6 +111,8 @@ def run_node(graph: Graph, node: Node, inputs: Sequence[Value], steps: int, stat
         current = convolve(node.op, graph.tensors, inputs[0], node.shape)
         if current is not None:
             return Value(current, constant=False)
+    if isinstance(inputs[0], PackedSpikes) and moves_bits(node.op, inputs[0].shape, node.shape):
+        return move_spikes(node.op, inputs[0], node.shape)  # type: ignore[arg-type]
     y = node.op.run(graph.tensors, *(v.dense(steps) for v in inputs))
     return Value(y.unflatten(0, (steps, -1)), constant=False, height=_moved_height(node.op, inputs))
 
