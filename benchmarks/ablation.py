@@ -66,7 +66,7 @@ RECIPES = {
     "best with signed neurons": sc.best(signed=True, name="signed"),
 }
 
-GRID = Grid("ablation", RECIPES, networks=("resnet20_cifar10",), times=(4, 8))
+GRID = Grid("ablation", RECIPES, networks=("resnet20_cifar10",), times=(4, 8, 16))
 
 if __name__ == "__main__":
     GRID.main(__doc__)

@@ -68,7 +68,7 @@ def test_a_perfect_network_needs_no_advice(result: sc.Evaluation) -> None:
     [
         ("light", {"unevenness": 0.2}, 'use recipe "best"'),
         ("best", {"unevenness": 0.2}, 'recipe "pipelined"'),
-        ("pipelined", {"unevenness": 0.2}, "raise T, or the delay"),
+        ("pipelined", {"unevenness": 0.2}, "raise T"),
         ("light", {"flooring": 0.2, "unevenness": 0.1}, "67 % of the error that layers make is flooring; raise T"),
         ("light", {"clipping": 0.2, "inherited": 0.5}, "100 % of the error that layers make is clipping"),
     ],

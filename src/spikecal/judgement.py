@@ -120,7 +120,7 @@ def _about_loss(result: Evaluation) -> list[str]:
     if most == "unevenness":
         cure = {
             "best": 'let layers wait: recipe "pipelined" has the same spikes and more latency, or raise T',
-            "pipelined": "raise T, or the delay",
+            "pipelined": "raise T",
         }.get(result.recipe, 'use recipe "best", or "pipelined" where latency does not matter')
     elif most == "flooring":
         cure = f"raise T: with {2 * result.T} steps a spike counts half as much"
