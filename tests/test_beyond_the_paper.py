@@ -338,7 +338,7 @@ def test_one_step_leaves_no_time_to_hesitate() -> None:
     torch.testing.assert_close(hesitant(x), plain(x))
 
 
-@pytest.mark.parametrize("bad", [{"share": -0.1}, {"back": 1.5}, {"back": -0.5}])
+@pytest.mark.parametrize("bad", [{"share": -0.1}, {"share": np.inf}, {"back": 1.5}, {"back": -0.5}])
 def test_a_hesitation_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"a share of 0 or more and back in \[0, 1\] are wanted"):
         sc.Hesitation(**bad)

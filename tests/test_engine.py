@@ -559,6 +559,36 @@ def test_what_else_moves_spikes_is_left_to_torch(op: Op, after: tuple[int, ...])
     assert not moves_bits(Slice(1, 0, 2), (4, 4, 4, 4), (4, 2, 4, 4))
 
 
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_flattened_signal_is_read_as_torch_reads_it(steps: int) -> None:
+    """Of one dimension, in front of a linear layer with neurons: by events, and in the layer that calibrates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 8, 32), nn.ReLU(), nn.Linear(32, 5)
+    )
+    x = torch.randn(6, 3, 10)
+    snn = sc.convert(model.eval().double(), x.double(), steps, "light")
+    wanted = snn(x.double()).float()  # which torch alone does
+    snn.float()
+    for snn.engine in ("dense", "event", "auto"):
+        torch.testing.assert_close(snn(x), wanted, rtol=1e-4, atol=1e-4)
+    calibrated = sc.convert(model.float(), x, steps, "light")
+    assert float((calibrated(x) - wanted).abs().mean()) < 0.1 * float(wanted.abs().mean())
+
+
+def test_padding_by_nothing_is_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), Padded(), nn.Conv2d(16, 16, 3), nn.ReLU())
+    x = torch.randn(2, 3, 8, 8)
+    snn = sc.convert(model.eval(), x, 3, "light")
+    for snn.engine in ("dense", "event"):
+        assert snn(x).shape == model(x).shape
+
+
+class Padded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, ())
+
+
 @pytest.mark.parametrize("engine", ["dense", "event", "auto"])
 def test_a_shortcut_without_parameters_stays_in_bits(engine: str) -> None:
     """Every second pixel, and channels of zeros on both sides, as in the ResNets of He et al. for CIFAR."""

@@ -21,13 +21,14 @@ from .kernels import (
     choose,
     conv_form,
     moved_height,
+    moved_rate,
     moves_bits,
     padded_bias,
     padded_threshold,
     pooled_rate,
     two,
 )
-from .memory import BLOCK
+from .memory import BLOCK, padded_size
 from .ops import AdaptiveAvgPool, AdaptiveMaxPool, Add, AvgPool, Conv, Linear, MaxPool, Mean, Pad, Reshape, Tensors
 from .simulation import Instruction, Neurons, Run, Site, State, needed, snn_program
 from .values import USUAL_RATE, PackedSpikes, Value, bits_of, channels_last, image_shape, is_image
@@ -43,7 +44,7 @@ def lowered(graph: Graph, sites: Mapping[str, Site], rates: Mapping[str, float],
     program = snn_program(graph, sites)
     if not is_native(graph):
         return program
-    planner = _Planner(graph, _heights(graph, sites), _with_pools(graph, rates), engine)
+    planner = _Planner(graph, _heights(graph, sites), _with_moves(graph, rates), engine)
     return needed([_instruction(planner, step, sites) for step in program])
 
 
@@ -217,12 +218,18 @@ def _heights(graph: Graph, sites: Mapping[str, Site]) -> dict[str, Tensor]:
     return heights
 
 
-def _with_pools(graph: Graph, rates: Mapping[str, float]) -> dict[str, float]:
-    """Firing rates of neurons, and of the max-pools behind them."""
+def _with_moves(graph: Graph, rates: Mapping[str, float]) -> dict[str, float]:
+    """Firing rates of neurons, and of the max-pools and moves behind them."""
     found = dict(rates)
     for node in graph.nodes:
-        if isinstance(node.op, MaxPool | AdaptiveMaxPool) and node.inputs[0] in found:
-            found[node.name] = pooled_rate(found[node.inputs[0]], graph.by_name[node.inputs[0]].shape, node.shape)
+        before = node.inputs[0] if node.inputs else ""
+        if before not in found:
+            continue
+        shape = graph.by_name[before].shape
+        if isinstance(node.op, MaxPool | AdaptiveMaxPool):
+            found[node.name] = pooled_rate(found[before], shape, node.shape)
+        elif moves_bits(node.op, shape, node.shape):
+            found[node.name] = moved_rate(found[before], shape, node.shape)
     return found
 
 
@@ -306,7 +313,7 @@ class _Planner:
             flat = self.graph.by_name[node.inputs[0]]
             if events is None and isinstance(flat.op, Reshape) and flat.inputs[0] in self.heights:
                 events = _Events(flat.inputs[0])  # a flattened image: the kernel covers all of it
-                weight = weight.reshape(len(weight), *self.graph.by_name[events.source].shape)
+                weight = weight.reshape(len(weight), *image_shape(self.graph.by_name[events.source].shape))
             weight = weight.reshape(*weight.shape, *(1,) * (4 - weight.ndim))
         elif weight.ndim == 3:
             weight = weight.unsqueeze(2)
@@ -332,7 +339,7 @@ class _Planner:
         node = self.graph.by_name[name]
         if not isinstance(node.op, Conv | Linear) or node.inputs[0] not in self.heights or not self._alone(name):
             return None
-        widest = max(prod(node.shape), prod(self.graph.by_name[node.inputs[0]].shape))
+        widest = max(padded_size(self.graph.by_name[i].shape) for i in (name, node.inputs[0]))
         return _DenseTerm(node, self.graph.tensors, widest * self.graph.dtype.itemsize)
 
     def _unpadded(self, name: str) -> tuple[str, tuple[int, int]]:
@@ -341,9 +348,9 @@ class _Planner:
         if not isinstance(node.op, Pad) or node.op.mode != "constant" or node.op.value or len(node.shape) not in (2, 3):
             return name, (0, 0)
         space = 2 * (len(node.shape) - 1)
-        if any(node.op.widths[space:]) or min(node.op.widths) < 0:
+        if any(node.op.widths[space:]) or min(node.op.widths, default=0) < 0:
             return name, (0, 0)
-        left, _, above, *_ = (*node.op.widths, 0, 0)
+        left, _, above, *_ = (*node.op.widths, 0, 0, 0)
         return node.inputs[0], (above, left)
 
     def _events(self, name: str) -> _Events | None:

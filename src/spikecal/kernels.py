@@ -155,12 +155,12 @@ def moves_bits(op: Op, before: Sequence[int], after: Sequence[int]) -> bool:
         return False
     if isinstance(op, Slice):
         return op.axis > 0
-    return isinstance(op, Pad) and op.mode == "constant" and op.value == 0 and min(op.widths) >= 0
+    return isinstance(op, Pad) and op.mode == "constant" and op.value == 0 and min(op.widths, default=0) >= 0
 
 
 def move_spikes(op: Slice | Pad, x: PackedSpikes, shape: tuple[int, ...]) -> PackedSpikes:
     """The same as the operation itself does to floats."""
-    rate = x.rate * min(1.0, prod(x.shape) / max(1, prod(shape)))
+    rate = moved_rate(x.rate, x.shape, shape)
     if isinstance(op, Slice):
         axis = 4 - len(x.shape) + op.axis  # of (t, B, H, W, words)
         bits = x.bits[(slice(None),) * axis + (slice(op.start, op.stop, op.step),)]
@@ -169,6 +169,11 @@ def move_spikes(op: Slice | Pad, x: PackedSpikes, shape: tuple[int, ...]) -> Pac
     bits = torch.nn.functional.pad(x.bits, (0, 0, *op.widths[:space]))
     bits = _with_channels_in_front(bits, sum(op.widths[space : space + 1]), native.words(shape[0]))
     return PackedSpikes(bits, moved_height(op, x.channel_height, x.shape), shape, rate)
+
+
+def moved_rate(rate: float, before: Sequence[int], after: Sequence[int]) -> float:
+    """About how often the neurons behind it fire, with those that never do."""
+    return rate * min(1.0, prod(before) / max(1, prod(after)))
 
 
 def moved_height(op: Slice | Pad, height: Tensor, shape: Sequence[int]) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import isfinite, prod
 from pathlib import Path
 
+from . import native
 from .errors import CalibrationError
 from .graph import Graph, Node
 
@@ -106,12 +107,18 @@ def _widest(graph: Graph, nodes: Iterable[Node]) -> int:
     return max(max(prod(graph.by_name[name].shape) for name in names) * graph.dtype.itemsize, 1)
 
 
+def padded_size(shape: Sequence[int]) -> int:
+    """Values of a sample, with its channels padded as the native kernels want them."""
+    return prod(shape) // shape[0] * native.padded(shape[0]) if 1 <= len(shape) <= 3 and shape[0] else prod(shape)
+
+
 def peak_bytes(graph: Graph, T: int, nodes: Iterable[Node] | None = None) -> int:
     """The most bytes one image needs while these nodes (or all) run over T steps at once."""
     order = list(graph.nodes if nodes is None else nodes)
     inside = {n.name for n in order}
     waiting = {n.name: sum(r.name in inside for r in graph.readers[n.name]) for n in order}
     size = {n.name: prod(n.shape) * T * graph.dtype.itemsize for n in graph.nodes}
+    size |= {n.name: padded_size(n.shape) * T * graph.dtype.itemsize for n in graph.neurons}  # as kernels see currents
     now = peak = sum(size[i] for i in {i for n in order for i in n.inputs if i not in inside})
     for node in order:
         now += size[node.name]

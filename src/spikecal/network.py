@@ -30,7 +30,7 @@ class SpikingNetwork:
     sites: the parameters of neurons and outputs by name. statistics: what the calibration images showed there.
     memory: the most memory a call may use, such as "2GiB"; by default half of what is free.
     preprocessing: what `load_data` did to the images it was calibrated with, where the command line did so.
-    engine: "dense" runs on torch, but for firing; "event" on native kernels where they can; "auto" on what is faster.
+    engine: with "dense" torch does all convolutions; with "event" native kernels where they can; "auto" mixes both.
     With SPIKECAL_NATIVE=0 in the environment, everything is torch.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, inf
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ class Hesitation:
     back: float = 0.25
 
     def __post_init__(self) -> None:
-        if not (self.share >= 0 and 0 <= self.back <= 1):
+        if not (0 <= self.share < inf and 0 <= self.back <= 1):
             raise ValueError(f"a share of 0 or more and back in [0, 1] are wanted, not {self.share} and {self.back}")
 
     def apply(self, layer: Layer) -> None:
