@@ -1,6 +1,6 @@
 """Where the error of a spiking network comes from, layer by layer, before and after each step of calibration.
 
-    python benchmarks/diagnosis.py              # measures, and writes the figures and tables of docs/diagnosis.md
+    python benchmarks/diagnosis.py              # measures what is missing, and writes the figures and tables of docs/diagnosis.md
     python benchmarks/diagnosis.py --table      # only writes them, from the results
 
 The yardstick is a delay of T steps: every layer has seen all of its input before it fires, so nothing is uneven.
@@ -9,7 +9,7 @@ The yardstick is a delay of T steps: every layer has seen all of its input befor
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import records
@@ -42,9 +42,15 @@ def recipes(T: int) -> dict[str, sc.Recipe]:
         "and even current": ours(shift, weights, even, gently),
         "and late start": ours(late, shift, weights, even, gently),
         "best (and for the output)": sc.best(),
-        "pipelined": sc.pipelined(),
-        "nothing uneven": sc.pipelined(delay=T, name="nothing uneven"),
+        "firing delay": at_once(sc.pipelined()),
+        "pipelined (and hesitation)": sc.pipelined(),
+        "nothing uneven": at_once(sc.pipelined(delay=T)),
     }
+
+
+def at_once(recipe: sc.Recipe) -> sc.Recipe:
+    """The same without hesitation."""
+    return replace(recipe, steps=[step for step in recipe.steps if not isinstance(step, sc.Hesitation)])
 
 
 def measure() -> None:
@@ -58,9 +64,11 @@ def measure() -> None:
         test=f"{IMAGES} test images drawn with seed 0",
         calibration=f"1024 training images drawn with seed {SEED + 1}; the recipe says how many its steps see",
     )
-    RESULTS.unlink(missing_ok=True)
+    known = {(row["recipe"], int(row["T"])) for row in records.read(RESULTS)}
     for T in TIMES:
         for name, recipe in recipes(T).items():
+            if (name, T) in known:
+                continue
             result = sc.evaluate(converter(recipe, T), zip(x.split(100), y.split(100), strict=True))
             print(f"T={T}  {name:24s} {100 * (result.accuracy or 0):.1f} %", flush=True)
             for layer in result.layers:
@@ -99,8 +107,9 @@ def draw(rows: list[dict[str, str]]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "spikecal", "svg.fonttype": "none"})
     FIGURES.mkdir(exist_ok=True)
     for T in TIMES:
-        figure = Figure(figsize=(15, 6), layout="constrained")
-        panels = figure.subplots(2, 5, sharex=True, sharey=True).flat
+        figure = Figure(figsize=(17, 6), layout="constrained")
+        panels = list(figure.subplots(2, 6, sharex=True, sharey=True).flat)
+        panels.pop().axis("off")
         for axes, name in zip(panels, recipes(T), strict=True):
             some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
             for part in PARTS:
