@@ -1,6 +1,6 @@
 """Where the error of a spiking network comes from, layer by layer, before and after each step of calibration.
 
-    python benchmarks/diagnosis.py              # measures what is missing, and writes the figures and tables of docs/diagnosis.md
+    python benchmarks/diagnosis.py              # measures what is missing, then figures and tables of docs/diagnosis.md
     python benchmarks/diagnosis.py --table      # only writes them, from the results
 
 The yardstick is a delay of T steps: every layer has seen all of its input before it fires, so nothing is uneven.
