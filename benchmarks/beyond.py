@@ -10,17 +10,24 @@ up to T=16. `ablation.py` has what each method is worth.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import spikecal as sc
 from grid import Grid, images_for
 
 FTBC = sc.Recipe(sc.MMSE(per_channel=True), (sc.BiasShift(), sc.TemporalBias()), calibration_images=512)
+
+HESITATION, PIPELINED = sc.Hesitation(), sc.pipelined()
 
 RECIPES = {
     "light": sc.light(),
     "advanced": sc.advanced(iterations=200, lr=3e-4, calibration_images=128),
     "FTBC": FTBC,
     "best": sc.best(),
-    "pipelined": sc.pipelined(),
+    "pipelined without hesitation": replace(
+        PIPELINED, name="custom", steps=[s for s in PIPELINED.steps if s != HESITATION]
+    ),
+    "pipelined": PIPELINED,
 }
 
 
