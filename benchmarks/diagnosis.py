@@ -28,20 +28,21 @@ FIELDS = ("recipe", "T", "layer", "accuracy", "ann_accuracy", "images", "firing_
 
 
 def recipes(T: int) -> dict[str, sc.Recipe]:
-    channels, (late, _, shift, weights, even, gently, _) = sc.MMSE(per_channel=True), sc.best().steps
+    best = sc.best()
+    late, _, shift, weights, even, gently, _ = best.steps
 
     def ours(*steps: object) -> sc.Recipe:
-        return sc.Recipe(channels, steps, calibration_images=sc.best().calibration_images)  # type: ignore[arg-type]
+        return replace(best, name="custom", steps=steps)
 
     return {
         "plain": sc.plain(),
         "light": sc.light(),
-        "potential calibration": sc.Recipe(channels, (shift, sc.PotentialCalibration())),
+        "potential calibration": sc.Recipe(sc.MMSE(per_channel=True), (sc.BiasShift(), sc.PotentialCalibration())),
         "least squares for the mean": ours(shift, sc.ClosedFormWeights(even=0.0), gently),
         "and for even currents": ours(shift, weights, gently),
         "and even current": ours(shift, weights, even, gently),
         "and late start": ours(late, shift, weights, even, gently),
-        "best (and for the output)": sc.best(),
+        "best (and for the output)": best,
         "firing delay": at_once(sc.pipelined()),
         "pipelined (and hesitation)": sc.pipelined(),
         "nothing uneven": at_once(sc.pipelined(delay=T)),

@@ -46,9 +46,9 @@ FIELDS = (
 class Converter:
     """Converts one network by many recipes; rows with the same images, threshold rule and T share their thresholds."""
 
-    def __init__(self, model: torch.nn.Module, images: torch.Tensor, seed: int) -> None:
+    def __init__(self, model: torch.nn.Module, images: torch.Tensor, seed: int, memory: str = "6GiB") -> None:
         first = sc.convert(model, [images], 1, sc.Recipe(sc.MaxActivation(), threshold_images=1, calibration_images=1))
-        self.ann, self.images, self.memory = first.source, images, budget("6GiB")
+        self.ann, self.images, self.memory = first.source, images, budget(memory)
         self.order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
         self.thresholds: dict[tuple[object, int], dict[str, torch.Tensor]] = {}
 
@@ -155,7 +155,7 @@ class Grid:
             "|---|" + "---:|" * len(self.times),
         ]
         for recipe in (r for r in self.recipes if any((r, T) in found for T in self.times)):
-            cells = [_cell(found.get((recipe, T), [])) for T in self.times]
+            cells = [mean_and_spread(found.get((recipe, T), [])) for T in self.times]
             lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"
 
@@ -188,7 +188,8 @@ class Grid:
                 self.run(network, wanted)
 
 
-def _cell(values: list[float]) -> str:
+def mean_and_spread(values: Sequence[float]) -> str:
+    """A cell of a table: mean ± standard deviation, and how many seeds if fewer than three."""
     if not values:
         return ""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -12,7 +12,10 @@ images of imagenet_val.zip.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,6 +24,7 @@ from torch import nn
 import records
 import shared_data
 import spikecal as sc
+from grid import Converter, mean_and_spread
 from networks import EFFICIENTNET_LITE
 
 ROOT = Path(__file__).parent
@@ -28,10 +32,10 @@ FOLDER, PAGE = ROOT / "results" / "imagenet", ROOT.parent / "docs" / "results.md
 MARKS = ("<!-- table of benchmarks/imagenet.py -->", "<!-- end of benchmarks/imagenet.py -->")
 RESULTS = FOLDER / "efficientnet_lite0.csv"
 FIELDS = (
-    "recipe", "T", "latency", "calibration_images", "images", "accuracy", "ann_accuracy", "agreement", "convert_s",
-    "simulate_s", "threads",
+    "recipe", "T", "latency", "seed", "calibration_images", "images", "accuracy", "ann_accuracy", "agreement",
+    "convert_s", "simulate_s", "threads",
 )  # fmt: skip
-TIMES, BATCH, MEMORY = (32, 64), 25, "8GiB"
+TIMES, SEEDS, BATCH, MEMORY = (32, 64), (0, 1, 2), 25, "12GiB"
 
 
 def recipes(images: int) -> dict[str, sc.Recipe]:
@@ -53,12 +57,18 @@ def network() -> nn.Module:
     return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()  # type: ignore[no-any-return]
 
 
-def measure(recipe: sc.Recipe, T: int, images: int) -> tuple[object, ...]:
+@cache
+def converter(images: int, seed: int) -> Converter:
+    """A seed draws the images for thresholds and calibration."""
+    calibration = shared_data.images("imagenet_samples", None, images, seed + 1, EFFICIENTNET_LITE)[0]
+    return Converter(network(), calibration, seed, MEMORY)
+
+
+def measure(recipe: sc.Recipe, T: int, seed: int, images: int) -> tuple[object, ...]:
     """Convert, and count right answers."""
-    calibration = shared_data.images("imagenet_samples", None, recipe.calibration_images, 1, EFFICIENTNET_LITE)[0]
     x, y = shared_data.images("imagenet_val", None, images, 0, EFFICIENTNET_LITE)
-    start = time.perf_counter()
-    snn = sc.convert(network(), [calibration], T, recipe, memory=MEMORY)
+    convert, start = converter(recipe.calibration_images, seed), time.perf_counter()
+    snn = convert(recipe, T)
     converted = time.perf_counter()
     right = expected = agree = 0
     for part, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
@@ -66,22 +76,25 @@ def measure(recipe: sc.Recipe, T: int, images: int) -> tuple[object, ...]:
         right += int((answers == labels).sum())
         expected += int((ann == labels).sum())
         agree += int((answers == ann).sum())
-        print(f"  {recipe.name} T={T}: {right} right so far, the ANN {expected}, {agree} alike", flush=True)
+        print(f"  {recipe.name} T={T} seed {seed}: {right} right so far, the ANN {expected}, {agree} alike", flush=True)
     shares = [f"{count / len(x):.4f}" for count in (right, expected, agree)]
     seconds = [f"{s:.0f}" for s in (converted - start, time.perf_counter() - converted)]
-    return recipe.name, T, snn.latency, len(calibration), len(x), *shares, *seconds, torch.get_num_threads()
+    about = (recipe.name, T, snn.latency, seed, recipe.calibration_images, len(x))
+    return *about, *shares, *seconds, torch.get_num_threads()
 
 
 def table() -> str:
-    lines = [
-        "| recipe | T | latency | calibration images | accuracy % | agreement with the ANN % |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    rows = records.read(RESULTS)
+    """Mean ± standard deviation over the seeds."""
+    rows, found = records.read(RESULTS), defaultdict(list)
     for row in rows:
-        shares = (f"{100 * float(row[key]):.1f}" for key in ("accuracy", "agreement"))
-        known = (row[key] for key in ("recipe", "T", "latency", "calibration_images"))
-        lines.append(f"| {' | '.join([*known, *shares])} |")
+        found[row["recipe"], int(row["T"]), row["latency"]].append(row)
+    lines = [
+        "| recipe | T | latency | accuracy % | agreement with the ANN % |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for (recipe, T, latency), same in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+        cells = (mean_and_spread([100 * float(row[key]) for row in same]) for key in ("accuracy", "agreement"))
+        lines.append(f"| {recipe} | {T} | {latency} | {' | '.join(cells)} |")
     ann = {f"{100 * float(row['ann_accuracy']):.1f} % on {row['images']} images" for row in rows}
     return f"ANN: {', '.join(sorted(ann))}.\n\n" + "\n".join(lines) + "\n"
 
@@ -90,22 +103,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(recipes(1)), choices=list(recipes(1)), metavar="RECIPE")
     parser.add_argument("--T", nargs="+", type=int, default=TIMES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--calibration", type=int, default=128, help="images for thresholds and calibration")
     parser.add_argument("--images", type=int, default=500, help="test images")
     parser.add_argument("--no-record", action="store_true", help="only print the result")
     parser.add_argument("--table", action="store_true", help="only write the table of what is known")
     options = parser.parse_args()
     if not options.table:
-        for T in options.T:
-            for name in options.recipes:
-                known = any((row["recipe"], int(row["T"])) == (name, T) for row in records.read(RESULTS))
-                if known and not options.no_record:
-                    continue
-                row = measure(recipes(options.calibration)[name], T, options.images)
-                print(*row, flush=True)
-                if not options.no_record:
-                    records.append(RESULTS, FIELDS, row)
-                    records.write_environment(FOLDER, "python benchmarks/imagenet.py", memory=MEMORY)
+        known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in records.read(RESULTS)}
+        for wanted in itertools.product(options.recipes, options.T, options.seeds):
+            name, T, seed = wanted
+            if wanted in known and not options.no_record:
+                continue
+            row = measure(recipes(options.calibration)[name], T, seed, options.images)
+            print(*row, flush=True)
+            if not options.no_record:
+                records.append(RESULTS, FIELDS, row)
+                records.write_environment(FOLDER, "python benchmarks/imagenet.py", memory=MEMORY)
     if records.read(RESULTS) and not options.no_record:
         records.write_between(PAGE, MARKS, table())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -164,10 +165,21 @@ def test_a_dead_row_gets_1(rule: Any) -> None:
     assert 0 < found[2] <= 0.5
 
 
-@pytest.mark.parametrize(("grid", "shift"), [(0, 0.0), (-1, 0.0), (100, 1.0), (100, -0.1), (100, 0.123)])
-def test_a_grid_or_shift_without_meaning_is_refused(grid: int, shift: float) -> None:
+@pytest.mark.parametrize(("T", "shift"), [(1, 0), (4, 0), (6, 0), (8, 0.125), (12, 0.25), (16, 0.375), (64, 0.5)])
+def test_of_the_shift_the_more_is_left_the_more_steps_there_are(T: int, shift: float) -> None:
+    """½ − 3/T, to the nearest eighth, and not below 0."""
+    x = torch.rand(3, 50, generator=torch.Generator().manual_seed(T))
+    found, expected = (watched(rule, x, T)[0] for rule in (sc.MMSE(shift=0.5, lost=3.0), sc.MMSE(shift=shift)))
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"grid": 0}, {"grid": -1}, {"shift": 1.0}, {"shift": -0.1}, {"shift": 0.123}, {"lost": -1.0}, {"lost": math.nan}],
+)
+def test_a_grid_or_shift_without_meaning_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
-        sc.MMSE(grid=grid, shift=shift)
+        sc.MMSE(**bad)
 
 
 # ---------------------------------------------------------------------- local threshold balancing

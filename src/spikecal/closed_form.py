@@ -39,18 +39,19 @@ FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many sa
 class ClosedFormWeights:
     """Least squares for every convolution and linear layer of a segment, in the order they run.
 
-    ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs.
+    ridge: λ/T, relative to the mean power of the inputs: the more steps, the less of the residual is for weights to
+        mend. More where there are few samples for many inputs.
     rows: about how many positions a layer is fitted on, at most; on large maps, an eighth of those of fewer images.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
-    ridge: float = 0.1
+    ridge: float = 0.05
     masked: bool = True
     rows: int = 32768
     fired: bool = False
-    even: float = 1.0
+    even: float = 0.3
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
@@ -99,7 +100,7 @@ class ClosedFormWeights:
                 due = (t - start) / (layer.T - start)  # of what arrives in all
                 p, d = (t / layer.T * early[name] - due * snn[name] for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
-        delta, shift = moments.solve(self.ridge, uneven, self.even)
+        delta, shift = moments.solve(self.ridge * layer.T, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
             axis = layer.channel_axis

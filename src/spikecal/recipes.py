@@ -163,21 +163,22 @@ def advanced(
 def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read."""
     options = {"name": "best", **options}
+    rule = MMSE(per_channel=True, shift=0.5, lost=3.0)
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    thresholds, weights = (LateStart(), OutputThreshold(), BiasShift()), ClosedFormWeights()
+    thresholds, weights = (LateStart(), OutputThreshold(), BiasShift(0.3)), ClosedFormWeights()
     steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())
-    return Recipe(MMSE(per_channel=True), steps, calibration_images=calibration_images, **options)
+    return Recipe(rule, steps, calibration_images=calibration_images, **options)
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
     """Every layer waits a step before it fires, and hesitates where it is not sure: fewer errors, more latency.
 
-    Its thresholds count on half of the bias shift: spikes come nearly as rounded as if they had all the time.
+    Its thresholds count on more of the bias shift: spikes come nearly as rounded as if they had all the time.
     """
     options = {"name": "pipelined", **options}
     potentials = PotentialCalibration(rate=0.5, images=128)
     steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), Hesitation(), potentials, WeightedReadout())
-    rule = MMSE(per_channel=True, shift=0.25)
+    rule = MMSE(per_channel=True, shift=0.5, lost=1.0)
     return Recipe(rule, steps, calibration_images=calibration_images, delay=delay, **options)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor, inf
 from typing import Protocol
 
 import torch
@@ -151,12 +151,14 @@ class MMSE:
     """θ with the least squared error of `clip_floor` against the ReLU (Eq. 11), among `grid` values up to the maximum.
 
     `shift` is the part of a threshold that the neurons start with: 0 floors, 0.5 rounds to the nearest level. It is
-    a fraction with a denominator of at most 64, so that the search can be exact.
+    a fraction with a denominator of at most 64, so that the search can be exact. `lost` is what uneven spikes take of
+    it, in parts of a step: counted with is shift − lost/T, to the nearest eighth, and not less than 0.
     """
 
     grid: int = 100
     per_channel: bool = False
     shift: float = 0.0
+    lost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.grid < 1:
@@ -165,9 +167,12 @@ class MMSE:
             raise ValueError(f"the shift must be in [0, 1), not {self.shift}")
         if abs(_as_fraction(self.shift) - self.shift) > 1e-9:
             raise ValueError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
+        if not 0 <= self.lost < inf:
+            raise ValueError(f"what is lost of the shift must be 0 or more, not {self.lost}")
 
     def accumulator(self, T: int) -> Accumulator:
-        return _LeastError(T=T, grid=self.grid, shift=self.shift)
+        shift = max(0, floor(8 * (self.shift - self.lost / T) + 0.5)) / 8 if self.lost else self.shift
+        return _LeastError(T=T, grid=self.grid, shift=shift)
 
 
 def _as_fraction(shift: float) -> Fraction:
