@@ -31,8 +31,8 @@ def recipes(T: int) -> dict[str, sc.Recipe]:
     best = sc.best()
     late, _, shift, weights, even, gently, _ = best.steps
 
-    def ours(*steps: object) -> sc.Recipe:
-        return replace(best, name="custom", steps=steps)
+    def ours(*steps: object, rule: sc.MMSE | None = None) -> sc.Recipe:
+        return replace(best, name="custom", threshold=rule or sc.MMSE(per_channel=True), steps=steps)
 
     return {
         "plain": sc.plain(),
@@ -42,6 +42,7 @@ def recipes(T: int) -> dict[str, sc.Recipe]:
         "and for even currents": ours(shift, weights, gently),
         "and even current": ours(shift, weights, even, gently),
         "and late start": ours(late, shift, weights, even, gently),
+        "and thresholds for rounded spikes": ours(late, shift, weights, even, gently, rule=best.threshold),
         "best (and for the output)": best,
         "firing delay": at_once(sc.pipelined()),
         "pipelined (and hesitation)": sc.pipelined(),

@@ -141,7 +141,9 @@ class Grid:
         """Mean ± standard deviation over the seeds, in percent, as Markdown."""
         found: dict[tuple[str, int], list[float]] = defaultdict(list)
         ann: dict[int, float] = {}
+        waiting: dict[str, int] = {}  # steps that a recipe needs beyond T
         for row in self.read(network):
+            waiting[row["recipe"]] = int(row["latency"]) - int(row["T"])
             found[row["recipe"], int(row["T"])].append(100 * float(row["accuracy"]))
             ann[int(row["images"])] = 100 * float(row["ann_accuracy"])
         if not found:
@@ -156,7 +158,8 @@ class Grid:
         ]
         for recipe in (r for r in self.recipes if any((r, T) in found for T in self.times)):
             cells = [mean_and_spread(found.get((recipe, T), [])) for T in self.times]
-            lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
+            latency = f" (latency T + {waiting[recipe]})" if waiting[recipe] else ""
+            lines.append(f"| {recipe}{latency} | " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"
 
     def write_tables(self) -> None:

@@ -87,14 +87,14 @@ def table() -> str:
     """Mean ± standard deviation over the seeds."""
     rows, found = records.read(RESULTS), defaultdict(list)
     for row in rows:
-        found[row["recipe"], int(row["T"]), row["latency"]].append(row)
+        found[int(row["T"]), row["recipe"], row["latency"], row["calibration_images"]].append(row)
     lines = [
-        "| recipe | T | latency | accuracy % | agreement with the ANN % |",
-        "|---|---:|---:|---:|---:|",
+        "| recipe | T | latency | calibration images | accuracy % | agreement with the ANN % |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    for (recipe, T, latency), same in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+    for (T, recipe, latency, images), same in sorted(found.items()):
         cells = (mean_and_spread([100 * float(row[key]) for row in same]) for key in ("accuracy", "agreement"))
-        lines.append(f"| {recipe} | {T} | {latency} | {' | '.join(cells)} |")
+        lines.append(f"| {recipe} | {T} | {latency} | {images} | {' | '.join(cells)} |")
     ann = {f"{100 * float(row['ann_accuracy']):.1f} % on {row['images']} images" for row in rows}
     return f"ANN: {', '.join(sorted(ann))}.\n\n" + "\n".join(lines) + "\n"
 
@@ -106,11 +106,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--calibration", type=int, default=128, help="images for thresholds and calibration")
     parser.add_argument("--images", type=int, default=500, help="test images")
-    parser.add_argument("--no-record", action="store_true", help="only print the result")
+    parser.add_argument("--no-record", action="store_true", help="only print the result, for fewer images say")
     parser.add_argument("--table", action="store_true", help="only write the table of what is known")
     options = parser.parse_args()
     if not options.table:
-        known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in records.read(RESULTS)}
+        same = [row for row in records.read(RESULTS) if int(row["calibration_images"]) == options.calibration]
+        known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in same}
         for wanted in itertools.product(options.recipes, options.T, options.seeds):
             name, T, seed = wanted
             if wanted in known and not options.no_record:
@@ -119,7 +120,8 @@ def main() -> None:
             print(*row, flush=True)
             if not options.no_record:
                 records.append(RESULTS, FIELDS, row)
-                records.write_environment(FOLDER, "python benchmarks/imagenet.py", memory=MEMORY)
+                made = {name: recipe.to_dict() for name, recipe in recipes(options.calibration).items()}
+                records.write_environment(FOLDER, "python benchmarks/imagenet.py", memory=MEMORY, recipes=made)
     if records.read(RESULTS) and not options.no_record:
         records.write_between(PAGE, MARKS, table())
 

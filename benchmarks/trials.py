@@ -115,7 +115,7 @@ TRIALS = {
     "bias shift of a half": changed({SHIFT: [sc.BiasShift()]}),
     "bias shift of a fifth": changed({SHIFT: [sc.BiasShift(0.2)]}),
     "initial potential, no bias shift": changed({SHIFT: [sc.InitialPotential()]}),
-    "late start always by a quarter": changed({LATE: [sc.LateStart(root=1e9)]}),
+    "late start always by a quarter": changed({LATE: [sc.LateStart()]}),
     "nobody starts late": changed({LATE: []}),
     "ridge a fifth as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.01)]}),
     "ridge five times as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.25)]}),
@@ -137,14 +137,15 @@ TRIALS = {
 def measure(networks: list[str], times: list[int], seeds: list[int], trials: list[str]) -> None:
     drawn = "1024 training images drawn with seed + 1 (CIFAR-100: all 1000)"
     records.write_environment(
-        FOLDER, "python benchmarks/trials.py", images=f"{drawn}: 512 to calibrate, the others here"
+        FOLDER,
+        "python benchmarks/trials.py",
+        images=f"{drawn}: 512 for thresholds and calibration, the others to judge by",
     )
     known = {(r["network"], r["trial"], int(r["T"]), int(r["seed"])) for r in records.read(FOLDER / "trials.csv")}
     for network, seed in itertools.product(networks, seeds):
         dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
-        images = shared_data.images(dataset, "train", 1024, seed + 1, network)[0]
+        images, x = shared_data.images(dataset, "train", 1024, seed + 1, network)[0].split(512)
         converter = Converter(shared_data.network(network), images, seed)
-        x = images[converter.order[512:]]
         for T, trial in itertools.product(times, trials):
             if (network, trial, T, seed) in known:
                 continue

@@ -168,7 +168,7 @@ def test_an_even_current_is_even_whatever_stands_on_the_way(name: str) -> None:
 def test_our_recipes() -> None:
     assert sc.best().delay == 0
     assert sc.pipelined().delay == 1
-    shared = [type(s) for s in sc.best().steps if s not in (sc.EvenCurrent(), sc.LateStart())]
+    shared = [type(s) for s in sc.best().steps if not isinstance(s, sc.EvenCurrent | sc.LateStart)]
     assert shared == [type(s) for s in sc.pipelined().steps if s != sc.Hesitation()]
     assert (sc.best().name, sc.pipelined().name) == ("best", "pipelined")
     assert sc.Recipe.from_json(sc.pipelined(delay=2).to_json()) == sc.pipelined(delay=2)
@@ -179,7 +179,7 @@ def test_our_recipes() -> None:
 
 def late_network(*steps: Any, share: float = 0.5, power: float = 1.0, **options: Any) -> tuple[sc.SpikingNetwork, Any]:
     """Two layers of neurons at depths 1/2 and 1: with T = 6 they wait for 2 and 3 steps."""
-    return network(sc.LateStart(share, power, root=T), sc.InitialPotential(), *steps, **options)
+    return network(sc.LateStart(share, power), sc.InitialPotential(), *steps, **options)
 
 
 def test_deep_neurons_start_late_and_fire_higher_spikes() -> None:
@@ -204,7 +204,7 @@ def test_deep_neurons_start_late_and_fire_higher_spikes() -> None:
 def test_how_late_follows_from_the_depth(share: float, power: float, starts: list[int]) -> None:
     snn, _ = late_network(share=share, power=power)
     assert [snn.sites[node.name].start for node in snn.graph.neurons] == starts
-    twice, _ = late_network(sc.LateStart(share, power, root=T), share=0.5, power=1.0)
+    twice, _ = late_network(sc.LateStart(share, power), share=0.5, power=1.0)
     for node in snn.graph.neurons:  # the last word counts
         assert twice.sites[node.name].start == snn.sites[node.name].start
         torch.testing.assert_close(twice.sites[node.name].threshold, snn.sites[node.name].threshold)
@@ -263,7 +263,7 @@ def test_with_a_delay_an_even_current_is_even_in_the_steps_of_the_neurons() -> N
     np.testing.assert_allclose(current.mean(1) + site.temporal.numpy(), wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize(("steps", "latest"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 3), (32, 4), (64, 6)])
+@pytest.mark.parametrize(("steps", "latest"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (32, 5), (64, 8)])
 def test_the_latest_start_grows_with_the_root_of_the_steps(steps: int, latest: int) -> None:
     snn = sc.convert(shell(dense_graph((6, 9, 7, 4))), torch.randn(4, 6).double(), steps, "best")
     assert max(snn.sites[node.name].start for node in snn.graph.neurons) == latest
@@ -272,7 +272,7 @@ def test_the_latest_start_grows_with_the_root_of_the_steps(steps: int, latest: i
 @pytest.mark.parametrize("options", [{}, {"delay": 1}, {"signed": True}], ids=str)
 def test_a_late_start_is_saved_and_the_same_on_every_engine(tmp_path: Path, options: dict[str, Any]) -> None:
     x = torch.cat(inputs("resnet_block", 8))
-    recipe = sc.Recipe(RULE, (sc.LateStart(0.5, 1.0, root=T), sc.InitialPotential(), sc.EvenCurrent()), **options)
+    recipe = sc.Recipe(RULE, (sc.LateStart(0.5, 1.0), sc.InitialPotential(), sc.EvenCurrent()), **options)
     snn = sc.convert(shell(captured("resnet_block")).float(), [x.float()], T, recipe)
     assert max(snn.sites[node.name].start for node in snn.graph.neurons) == 3
     snn.save(tmp_path / "net.spk")
@@ -291,13 +291,16 @@ def test_a_late_start_is_saved_and_the_same_on_every_engine(tmp_path: Path, opti
         assert trains[node.name][start:].any()
 
 
-NAN = float("nan")
-
-
-@pytest.mark.parametrize("bad", [{"share": 1.0}, {"share": -0.1}, {"power": 0.0}, {"root": -1.0}, {"root": NAN}])
+@pytest.mark.parametrize("bad", [{"share": 1.0}, {"share": -0.1}, {"power": 0.0}])
 def test_a_start_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"a share in \[0, 1\), a power above 0 and a root of 0 or more are wanted"):
+    with pytest.raises(ValueError, match=r"a share in \[0, 1\) and a power above 0 are wanted"):
         sc.LateStart(**bad)
+
+
+@pytest.mark.parametrize("root", [-1.0, float("nan")])
+def test_a_root_that_makes_no_sense_is_refused(root: float) -> None:
+    with pytest.raises(ValueError, match="a root of 0 or more is wanted"):
+        sc.LateStart(root=root)
 
 
 # ---------------------------------------------------------------------- hesitation

@@ -70,9 +70,9 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
     model = two_layers(SECOND[kind](), nn.Flatten())
     x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     graph = shell(capture(model, (x[:2],)))
-    step = sc.ClosedFormWeights(ridge=RIDGE / T, masked=masked, even=even)
+    step = sc.ClosedFormWeights(ridge=RIDGE, masked=masked, even=even)
     rule = sc.MMSE(per_channel=True)
-    late = sc.LateStart(start / T, power=9.0, root=T)  # of the second layer
+    late = sc.LateStart(start / T, 9.0)  # of the second layer
     plain = sc.convert(graph, [x], T, sc.Recipe(rule, (late, HALF)))
     fitted = sc.convert(graph, [x], T, sc.Recipe(rule, (late, HALF, step)))
     first, second = (n.name for n in plain.graph.neurons)
@@ -159,11 +159,17 @@ def test_the_chunks_of_images_do_not_matter() -> None:
         torch.testing.assert_close(whole.graph.tensors[name], parts.graph.tensors[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("bad", [{"ridge": 0.0}, {"ridge": float("nan")}, {"even": -1.0}, {"rows": 0}])
+def test_values_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a ridge above 0"):
+        sc.ClosedFormWeights(**bad)
+
+
 def test_what_fires_is_fitted_by_the_textbook_too() -> None:
     """With `fired` the residual is that of the spikes: x − s̄, as the neurons fire before the step."""
     model = two_layers(nn.Conv2d(6, 4, 3), nn.Flatten())
     x = torch.randn(7, 2, 8, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    steps = (HALF, sc.ClosedFormWeights(ridge=RIDGE / T, fired=True, even=0.0))
+    steps = (HALF, sc.ClosedFormWeights(ridge=RIDGE, fired=True, even=0.0))
     snn = sc.convert(shell(capture(model, (x[:2],))), [x], T, sc.Recipe(sc.MMSE(per_channel=True), steps))
     first, second = (n.name for n in snn.graph.neurons)
     spikes, site = spike_trains(snn, x)[first], snn.sites[second]  # (T, B, C, H, W)

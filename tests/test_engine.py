@@ -439,11 +439,12 @@ def test_values_are_counted_by_cells_as_torch_does(threads: int) -> None:
     x = torch.randn(5, 4000).mul(2).round(decimals=1)  # many on the very border of a cell
     x[0, :2], x[4] = torch.tensor([torch.nan, -torch.inf]), -1.0
     top = torch.tensor([3.0, 1.0, 0.1, 7.7, 2.0], dtype=torch.float64)
-    natively, by_torch = (torch.zeros(5, 31, 2, dtype=torch.float64) for _ in range(2))
+    column_of = torch.arange(31).div(2, rounding_mode="floor").int()
+    natively, by_torch = (torch.zeros(5, 16, 2, dtype=torch.float64) for _ in range(2))
     for part in (x[:, :3000].unflatten(1, (2, -1)).transpose(0, 1), x[None, :, 3000:]):  # (B, rows, n)
         with use_threads(threads):
-            add_cells(part, top, natively)
-        add_cells(part.double(), top, by_torch)  # which the kernels do not take
+            add_cells(part, top, column_of, natively)
+        add_cells(part.double(), top, column_of, by_torch)  # which the kernels do not take
     torch.testing.assert_close(natively, by_torch)
     assert natively[..., 0].sum(1).tolist() == (x > 0).sum(1).tolist()
 
@@ -651,16 +652,20 @@ def test_other_kernels_refuse_wrong_buffers() -> None:
     bits, height = torch.zeros(2, 3, 1, dtype=torch.int64), torch.ones(20)
     counts, most = (torch.zeros(1, 2, 2, 4, dtype=torch.int32) for _ in range(2))
     top, cells = torch.ones(2, dtype=torch.float64), torch.zeros(2, 4, 2, dtype=torch.float64)
+    order = torch.arange(4).int()
     wrong: list[Callable[[], object]] = [
         lambda: native.unpack(bits, torch.ones(70)),
         lambda: native.unpack(bits.int(), height),
         lambda: native.count(bits, height.double()),
         lambda: native.pack_spikes(torch.zeros(2, 3, dtype=torch.float64)),
-        lambda: native.add_cells(torch.zeros(1, 2, 5).double(), top, cells),
-        lambda: native.add_cells(torch.zeros(2, 3, 5), top, cells),
-        lambda: native.add_cells(torch.zeros(1, 2, 5), top.float(), cells),
-        lambda: native.add_cells(torch.zeros(1, 2, 5), torch.zeros_like(top), cells),
-        lambda: native.add_cells(torch.zeros(1, 2, 5), top, cells[:, :3]),
+        lambda: native.add_cells(torch.zeros(1, 2, 5).double(), top, order, cells),
+        lambda: native.add_cells(torch.zeros(2, 3, 5), top, order, cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top.float(), order, cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), torch.zeros_like(top), order, cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top, order, cells[:, :3]),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top, order.long(), cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top, order + 1, cells),
+        lambda: native.add_cells(torch.zeros(1, 2, 5), top, order[:1], cells),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts, most, [[0], [9]], [[0], [1]]),
         lambda: native.pool(torch.zeros(1, 1, 2, 2, 1, dtype=torch.int64), counts.long(), most, [[0]], [[0], [1]]),
     ]

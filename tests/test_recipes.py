@@ -20,17 +20,17 @@ def test_recipes_are_what_they_are_called() -> None:
     parts = {name: (make().threshold, make().steps) for name, make in sc.RECIPES.items()}
     shift, readout = sc.BiasShift(0.5), sc.WeightedReadout(0.03)
     theta = sc.OutputThreshold((0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4))
-    weights, gently = sc.ClosedFormWeights(0.05, even=0.3), sc.PotentialCalibration(0.5, 128, 1.0)
+    weights, gently = sc.ClosedFormWeights(0.1, even=0.3), sc.PotentialCalibration(0.5, 128, 1.0)
     assert parts == {
         "plain": (MMSE, (shift,)),
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
         "best": (
             sc.MMSE(100, True, 0.5, 3.0),
-            (sc.LateStart(0.25, 2.0, 0.75), theta, sc.BiasShift(0.3), weights, sc.EvenCurrent(), gently, readout),
+            (sc.LateStart(0.25, 2.0, 1.0), theta, sc.BiasShift(0.3), weights, sc.EvenCurrent(), gently, readout),
         ),
         "pipelined": (
-            sc.MMSE(100, True, 0.5, 1.0),
+            sc.MMSE(100, True, 0.25),
             (theta, shift, weights, sc.Hesitation(0.25, 0.25), sc.PotentialCalibration(0.5, 128), readout),
         ),
         "max_activation": (sc.MaxActivation(), ()),
@@ -117,7 +117,9 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
         (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
-        (edited(threshold={"kind": "MMSE", "shape": 1}), "shape"),
+        (edited(threshold={"kind": "MMSE", "shape": 1}), "MMSE has no 'shape'; it has grid, per_channel, shift, lost"),
+        (edited(threshold={"kind": "MMSE", "lost": "x"}), 'MMSE cannot be made of {"lost": "x"}'),
+        (edited(steps=[{"kind": "ClosedFormWeights", "ridge": -1}]), r"made of .*: a ridge above 0"),
         (edited(threshold="MMSE"), "this is not a recipe"),
         (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
         (edited(calibration_images=0), "at least one image"),

@@ -165,12 +165,22 @@ def test_a_dead_row_gets_1(rule: Any) -> None:
     assert 0 < found[2] <= 0.5
 
 
-@pytest.mark.parametrize(("T", "shift"), [(1, 0), (4, 0), (6, 0), (8, 0.125), (12, 0.25), (16, 0.375), (64, 0.5)])
+@pytest.mark.parametrize(
+    ("T", "shift"), [(1, 0), (4, 0), (6, 0), (8, 0.125), (12, 0.25), (16, 0.375), (32, 0.375), (48, 0.5), (999, 0.5)]
+)
 def test_of_the_shift_the_more_is_left_the_more_steps_there_are(T: int, shift: float) -> None:
     """½ − 3/T, to the nearest eighth, and not below 0."""
     x = torch.rand(3, 50, generator=torch.Generator().manual_seed(T))
-    found, expected = (watched(rule, x, T)[0] for rule in (sc.MMSE(shift=0.5, lost=3.0), sc.MMSE(shift=shift)))
-    assert found.tolist() == expected.tolist()
+    found, accumulator = watched(sc.MMSE(shift=0.5, lost=3.0), x, T)
+    assert accumulator.shift == shift
+    assert found.tolist() == watched(sc.MMSE(shift=shift), x, T)[0].tolist()
+    assert sc.MMSE(shift=0.95, lost=0.01).accumulator(T).shift <= 0.95
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.125, 0.375, 0.5, 5 / 64])
+def test_memory_does_not_depend_on_the_shift(shift: float) -> None:
+    accumulator = sc.MMSE(shift=shift).accumulator(32)
+    assert accumulator.columns <= 100 * 32 + 1
 
 
 @pytest.mark.parametrize(

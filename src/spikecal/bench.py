@@ -33,6 +33,7 @@ class Timing:
 @dataclass(frozen=True)
 class Benchmark:
     T: int
+    latency: int
     threads: int
     rounds: int
     kernels: bool  # whether the native ones are there
@@ -67,7 +68,7 @@ def bench(
         timings = [timing for batch in batches for timing in _timings(snn, images[:batch], rounds)]
     snn.engine = before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Benchmark(snn.T, threads, rounds, native.library() is not None, peak, timings)
+    return Benchmark(snn.T, snn.latency, threads, rounds, native.library() is not None, peak, timings)
 
 
 def _timings(snn: SpikingNetwork, x: Tensor, rounds: int) -> Iterator[Timing]:

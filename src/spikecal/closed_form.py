@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import inf, prod
 
 import torch
 import torch.nn.functional as F
@@ -39,19 +39,25 @@ FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many sa
 class ClosedFormWeights:
     """Least squares for every convolution and linear layer of a segment, in the order they run.
 
-    ridge: λ/T, relative to the mean power of the inputs: the more steps, the less of the residual is for weights to
-        mend. More where there are few samples for many inputs.
+    ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs.
     rows: about how many positions a layer is fitted on, at most; on large maps, an eighth of those of fewer images.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
-    ridge: float = 0.05
+    ridge: float = 0.1
     masked: bool = True
     rows: int = 32768
     fired: bool = False
     even: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (0 < self.ridge < inf and 0 <= self.even < inf and self.rows >= 1):
+            raise ValueError(
+                "a ridge above 0, rows for even currents that weigh 0 or more, and at least one position are wanted, "
+                f"not ridge={self.ridge}, even={self.even} and rows={self.rows}"
+            )
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
@@ -100,7 +106,7 @@ class ClosedFormWeights:
                 due = (t - start) / (layer.T - start)  # of what arrives in all
                 p, d = (t / layer.T * early[name] - due * snn[name] for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
-        delta, shift = moments.solve(self.ridge * layer.T, uneven, self.even)
+        delta, shift = moments.solve(self.ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
             axis = layer.channel_axis

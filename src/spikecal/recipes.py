@@ -132,7 +132,13 @@ def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     if kind not in known:
         what = "threshold rule" if known is _RULES else "calibration step"
         raise CalibrationError(f"there is no {what} {kind!r}; choose one of {', '.join(known)}")
-    return known[kind](**data)
+    names = [field.name for field in fields(known[kind])]
+    if strange := [name for name in data if name not in names]:
+        raise CalibrationError(f"{kind} has no {strange[0]!r}; it has {', '.join(names) or 'no fields'}")
+    try:
+        return known[kind](**data)
+    except (TypeError, ValueError) as e:
+        raise CalibrationError(f"{kind} cannot be made of {json.dumps(data)}: {e}") from e
 
 
 def plain(*, per_channel: bool = True, **options: Any) -> Recipe:
@@ -165,7 +171,7 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
     options = {"name": "best", **options}
     rule = MMSE(per_channel=True, shift=0.5, lost=3.0)
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
-    thresholds, weights = (LateStart(), OutputThreshold(), BiasShift(0.3)), ClosedFormWeights()
+    thresholds, weights = (LateStart(root=1.0), OutputThreshold(), BiasShift(0.3)), ClosedFormWeights()
     steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())
     return Recipe(rule, steps, calibration_images=calibration_images, **options)
 
@@ -173,12 +179,12 @@ def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
     """Every layer waits a step before it fires, and hesitates where it is not sure: fewer errors, more latency.
 
-    Its thresholds count on more of the bias shift: spikes come nearly as rounded as if they had all the time.
+    Its thresholds count on half of the bias shift: spikes come nearly as rounded as if they had all the time.
     """
     options = {"name": "pipelined", **options}
     potentials = PotentialCalibration(rate=0.5, images=128)
     steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), Hesitation(), potentials, WeightedReadout())
-    rule = MMSE(per_channel=True, shift=0.5, lost=1.0)
+    rule = MMSE(per_channel=True, shift=0.25)
     return Recipe(rule, steps, calibration_images=calibration_images, delay=delay, **options)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import ceil, floor, inf
 from typing import Protocol
 
@@ -150,9 +151,9 @@ class _Quantile:
 class MMSE:
     """θ with the least squared error of `clip_floor` against the ReLU (Eq. 11), among `grid` values up to the maximum.
 
-    `shift` is the part of a threshold that the neurons start with: 0 floors, 0.5 rounds to the nearest level. It is
-    a fraction with a denominator of at most 64, so that the search can be exact. `lost` is what uneven spikes take of
-    it, in parts of a step: counted with is shift − lost/T, to the nearest eighth, and not less than 0.
+    `shift` says how the neurons will round: 0 floors, 0.5 rounds to the nearest level. It is a fraction with a
+    denominator of at most 64, so that the search can be exact. `lost` is what uneven spikes take of
+    it, in parts of a step: counted with is shift − lost/T, to the nearest eighth between 0 and the shift.
     """
 
     grid: int = 100
@@ -171,8 +172,8 @@ class MMSE:
             raise ValueError(f"what is lost of the shift must be 0 or more, not {self.lost}")
 
     def accumulator(self, T: int) -> Accumulator:
-        shift = max(0, floor(8 * (self.shift - self.lost / T) + 0.5)) / 8 if self.lost else self.shift
-        return _LeastError(T=T, grid=self.grid, shift=shift)
+        left = floor(8 * (self.shift - self.lost / T) + 0.5) / 8 if self.lost else self.shift
+        return _LeastError(T=T, grid=self.grid, shift=min(max(0.0, left), self.shift))
 
 
 def _as_fraction(shift: float) -> Fraction:
@@ -183,21 +184,27 @@ def _as_fraction(shift: float) -> Fraction:
 class _ByCells:
     """Base of rules that need of the activations only how many, and how much, lie in each of many equal cells.
 
-    A first pass finds the maximum of every row, a second one counts.
+    A first pass finds the maximum of every row, a second one counts. Cells that a rule never tells apart share a
+    column.
     """
 
     top: Tensor | None = None
-    totals: Tensor | None = None  # number and sum, (rows, cells + 1, 2)
+    totals: Tensor | None = None  # number and sum, (rows, columns, 2)
     seen: int = 0  # in every row
     final: bool = False
 
-    @property
-    def cells(self) -> int:
+    @cached_property
+    def column_of(self) -> Tensor:
+        """The column of each cell between 0 and the maximum, and of the maximum itself: int32, ascending."""
         raise NotImplementedError
+
+    @cached_property
+    def columns(self) -> int:
+        return int(self.column_of[-1]) + 1
 
     @property
     def nbytes(self) -> int:
-        return 40 * (self.cells + 1) if self.top is not None else 8  # counts, sums, and what becomes of them
+        return 40 * self.columns if self.top is not None else 8  # counts, sums, and what becomes of them
 
     def update(self, x: Tensor) -> None:
         if not self.final:
@@ -206,8 +213,8 @@ class _ByCells:
             return
         assert self.top is not None
         if self.totals is None:
-            self.totals = torch.zeros(len(self.top), self.cells + 1, 2, dtype=torch.float64, device=x.device)
-        add_cells(x, self.top.double(), self.totals)
+            self.totals = torch.zeros(len(self.top), self.columns, 2, dtype=torch.float64, device=x.device)
+        add_cells(x, self.top.double(), self.column_of.to(x.device), self.totals)
         self.seen += x.shape[0] * x.shape[2]
 
     def end_pass(self) -> Tensor | None:
@@ -223,7 +230,7 @@ class _ByCells:
         return torch.where(dead, self.top, torch.minimum(found, _untied(self.top)))
 
     def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The maxima, (rows,), and number and sum in each cell, (rows, cells)."""
+        """The maxima, (rows,), and number and sum in each column, (rows, columns)."""
         assert self.top is not None and self.totals is not None
         n, s = self.totals.unbind(2)
         return self.top.double(), n, s
@@ -238,21 +245,29 @@ class _LeastError(_ByCells):
     """An exact search that touches every activation once, not once for each candidate.
 
     The candidates are θ_g = g·max/grid, so every level boundary (k − shift)·θ_g/T lies on the lattice of cells of
-    width max/(grid·T·d), where d makes shift·d whole. Number and sum of the activations in each cell therefore
-    give the squared error of every candidate exactly: Σ(x − q)² = Σx² + Σ_k q_k·(n_k·q_k − 2·Σ_k x).
+    width max/(grid·T·d), where d makes shift·d whole. Number and sum of the activations between boundaries therefore
+    give the squared error of every candidate exactly: Σ(x − q)² = Σx² + Σ_k q_k·(n_k·q_k − 2·Σ_k x). There are at most
+    grid·T boundaries, whatever d is.
     """
 
     T: int = 1
     grid: int = 100
     shift: float = 0.0
 
-    @property
-    def per_level(self) -> int:
-        return _as_fraction(self.shift).denominator
+    @cached_property
+    def boundaries(self) -> Tensor:
+        """The cell at which each level of each candidate begins, (grid, T)."""
+        d = _as_fraction(self.shift).denominator
+        levels = torch.arange(1, self.T + 1)  # level k is reached at (k − shift)·θ/T
+        first = ((levels - self.shift) * d).round().long()
+        return torch.arange(1, self.grid + 1)[:, None] * first
 
-    @property
-    def cells(self) -> int:
-        return self.grid * self.T * self.per_level
+    @cached_property
+    def column_of(self) -> Tensor:
+        cells = self.grid * self.T * _as_fraction(self.shift).denominator
+        begins = torch.zeros(cells + 1, dtype=torch.int32)
+        begins[self.boundaries.flatten()] = 1
+        return begins.cumsum(0, dtype=torch.int32)  # the first column is below all boundaries
 
     def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         return self.candidates(top).gather(1, self.errors(top, n, s).argmin(1)[:, None])[:, 0]
@@ -263,17 +278,15 @@ class _LeastError(_ByCells):
 
     def errors(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         """Squared error of every candidate, (rows, grid), up to the constant Σx²."""
-        n, s = ((c.sum(1, keepdim=True) - c.cumsum(1) + c) for c in (n, s))  # how many, how much, at or above a cell
-        levels = torch.arange(1, self.T + 1, device=n.device)  # level k is reached at (k − shift)·θ/T
-        edges = ((levels - self.shift) * self.per_level).round().long()
+        n, s = ((c.sum(1, keepdim=True) - c.cumsum(1) + c) for c in (n, s))  # how many, how much, from a column on
+        levels, columns = torch.arange(1, self.T + 1, device=n.device), self.column_of[self.boundaries].to(n.device)
         candidates = self.candidates(top)
         errors = torch.empty_like(candidates)
-        for g, theta in enumerate(candidates.T, 1):
+        for g, (theta, at) in enumerate(zip(candidates.T, columns.long(), strict=True)):
             unit = (theta / self.T)[:, None]  # (rows, 1)
-            at = edges * g
             # Σ_k over the steps k−1 → k of q²: q_k² − q_{k−1}² = unit²·(2k − 1), and of q: unit
             gain = unit**2 * (2 * levels - 1) * n[:, at] - 2 * unit * s[:, at]
-            errors[:, g - 1] = gain.sum(1)
+            errors[:, g] = gain.sum(1)
         return errors
 
 
@@ -305,28 +318,32 @@ class _Balance(_ByCells):
 
     iterations: int = 1000
 
-    @property
-    def cells(self) -> int:
-        return 4096
+    @cached_property
+    def column_of(self) -> Tensor:
+        return torch.arange(4097, dtype=torch.int32)
 
     def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         above_n, above_s = ((c.sum(1, keepdim=True) - c.cumsum(1)) for c in (n, s))  # in the cells above one
-        width, theta = top[:, None] / self.cells, torch.zeros_like(n[:, :1])
+        cells = self.columns - 1
+        width, theta = top[:, None] / cells, torch.zeros_like(n[:, :1])
         for _ in range(self.iterations):
-            cell = (theta / width).long().clamp_(max=self.cells)
+            cell = (theta / width).long().clamp_(max=cells)
             own, above = ((b.gather(1, cell) - theta * a.gather(1, cell)) for a, b in ((n, s), (above_n, above_s)))
             theta += 2 * (own.clamp(min=0) + above.clamp(min=0)) / self.seen
         return theta[:, 0]
 
 
-def add_cells(x: Tensor, top: Tensor, totals: Tensor) -> None:
-    """Add number and sum of the positive values in each cell of width top/cells, row by row; the last has the top."""
+def add_cells(x: Tensor, top: Tensor, column_of: Tensor, totals: Tensor) -> None:
+    """Add number and sum of the positive values, row by row, to the column of the cell of width top/cells they lie in.
+
+    The last cell has the top.
+    """
     if x.dtype == torch.float32 and x.device.type == "cpu" and native.library() is not None:
-        native.add_cells(x.contiguous(), top, totals)
+        native.add_cells(x.contiguous(), top, column_of, totals)
         return
-    batch, row, column = (x > 0).nonzero(as_tuple=True)
-    values, cells = x[batch, row, column].double(), totals.shape[1] - 1
-    cell = (values * cells / top[row]).long().clamp_(max=cells)
-    index, size = row * (cells + 1) + cell, totals[..., 0].numel()
+    batch, row, place = (x > 0).nonzero(as_tuple=True)
+    values, cells = x[batch, row, place].double(), len(column_of) - 1
+    column = column_of[(values * cells / top[row]).long().clamp_(max=cells)]
+    index, size = row * totals.shape[1] + column, totals[..., 0].numel()
     totals[..., 0] += torch.bincount(index, minlength=size).view(totals.shape[:2])
     totals[..., 1] += torch.bincount(index, values, minlength=size).view(totals.shape[:2])

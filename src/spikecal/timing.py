@@ -19,27 +19,28 @@ from .simulation import Neurons
 class LateStart:
     """Neurons deep in the network fire from step ⌊latest·f^power + ½⌋ on, and keep what arrives before.
 
-    f is how deep they lie, 1 for the last; no start lies behind ⌊latest⌋, latest = min(share·T, root·√T). By then there
-    is evidence for what they decide: what the first t steps tell is wrong by about 1/t, and waiting for them coarsens
-    the spikes by t/T, so t grows with √T. T stays what it is, so thresholds grow by T / (T − start). Put it in front of
-    steps that depend on those.
+    f is how deep they lie, 1 for the last; no start lies behind ⌊latest⌋, which is share·T, or root·√T if that is less.
+    By then there is evidence for what they decide: what the first t steps tell is wrong by about 1/t, and waiting for
+    them coarsens the spikes by t/T, so with many steps t had better grow with √T. T stays what it is, so thresholds
+    grow by T / (T − start). Put it in front of steps that depend on those.
     """
 
     share: float = 0.25
     power: float = 2.0
-    root: float = 0.75
+    root: float | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.share < 1 and self.power > 0 and self.root >= 0):
-            raise ValueError(
-                "a share in [0, 1), a power above 0 and a root of 0 or more are wanted, "
-                f"not {self.share}, {self.power} and {self.root}"
-            )
+        if not (0 <= self.share < 1 and self.power > 0):
+            raise ValueError(f"a share in [0, 1) and a power above 0 are wanted, not {self.share} and {self.power}")
+        if self.root is not None and not self.root >= 0:
+            raise ValueError(f"a root of 0 or more is wanted, not {self.root}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
             return
-        latest = min(self.share * layer.T, self.root * layer.T**0.5)
+        latest = self.share * layer.T
+        if self.root is not None:
+            latest = min(latest, self.root * layer.T**0.5)
         start = min(floor(latest), floor(latest * layer.depth**self.power + 0.5))
         growth = (layer.T - layer.site.start) / (layer.T - start)
         layer.site = replace(scaled(layer.site, growth), start=start)

@@ -55,12 +55,17 @@ def _bar(value: float | None, largest: float) -> RenderableType:
     return Bar(largest, 0, value, width=BAR) if value and largest else ""
 
 
+def _time(T: int, latency: int) -> str:
+    """The firing window, and how long the answer takes where layers wait."""
+    return f"T = {T}" + (f", latency {latency}" if latency > T else "")
+
+
 # --- inspect -------------------------------------------------------------------------------------------------
 
 
 def network_table(title: str, calibrated: dict[str, Any], network: NetworkDescription) -> Iterator[RenderableType]:
     if calibrated:
-        title += f", converted for T = {calibrated['T']} with recipe {calibrated['recipe']}"
+        title += f", converted for {_time(calibrated['T'], calibrated['latency'])} with recipe {calibrated['recipe']}"
     columns = ("node", "operation", "output", "parameters", "rule", "segment")
     table = _table(title, *columns, right=("output", "parameters", "segment"))
     for row in network.nodes:
@@ -100,8 +105,8 @@ def _ends(what: str, shapes: dict[str, tuple[int, ...]]) -> str:
 
 def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     columns = ("site", "neurons", "threshold", "firing rate", "", "error", " ")
-    latency = f", latency {summary['latency']}" if summary["latency"] > summary["T"] else ""
-    title = f"T = {summary['T']}{latency}, recipe {summary['recipe']['name']}, {summary['images']} images"
+    time = _time(summary["T"], summary["latency"])
+    title = f"{time}, recipe {summary['recipe']['name']}, {summary['images']} images"
     table = _table(title, *columns, right=("neurons", "threshold", "firing rate", "error"))
     sites = summary["sites"]
     top_rate = max((s["firing_rate"] or 0 for s in sites), default=0)
@@ -120,19 +125,21 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"{EXPLAIN} Both on the calibration images.")
     if "tried" in summary:
         yield _tried(summary)
+        yield Text("Images that the ANN was trained on agree more than new ones: evaluate the file on others.")
     yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
 
 
 def _tried(summary: dict[str, Any]) -> Table:
     """The search for the smallest T."""
     title = f"agreement with the ANN on {summary['held_out']} held-out images, by T, with its standard error"
-    table = _table(title, "T", "agreement", "", right=("T", "agreement"))
+    table = _table(title, "T", "latency", "agreement", "", right=("T", "latency", "agreement"))
     tried: dict[int, float] = summary["tried"]
+    waiting = summary["latency"] - summary["T"]
     needed = tried[max(tried)] - summary["points"] / 100
     for T, share in tried.items():
         note = "chosen" if summary["T"] == T else "" if share >= needed else "too little"
         error = sqrt(share * (1 - share) / summary["held_out"])
-        table.add_row(str(T), f"{_percent(share)} ± {100 * error:.1f}", note)
+        table.add_row(str(T), str(T + waiting), f"{_percent(share)} ± {100 * error:.1f}", note)
     return table
 
 
@@ -166,7 +173,7 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
         yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
         snn, ann = (_with_error(share, result.images) for share in (result.accuracy, result.ann_accuracy))
-        steps = f"T = {result.T}" + (f", latency {result.latency}" if result.latency > result.T else "")
+        steps = _time(result.T, result.latency)
         yield Text.assemble(
             (f"SNN {snn}", "bold"), f" ({steps}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
             f"same answer on {_percent(result.agreement)}"
@@ -267,7 +274,8 @@ def _layer_table(result: Evaluation) -> Table:
 
 def bench_tables(result: Benchmark) -> Iterator[RenderableType]:
     columns = ("engine", "batch", "seconds a batch", "of the ANN", "ratio to T × ANN", "", "differs by")
-    table = _table(f"Times at T = {result.T}, {result.threads} thread(s)", *columns, right=columns[1:])
+    time = _time(result.T, result.latency)
+    table = _table(f"Times at {time}, {result.threads} thread(s)", *columns, right=columns[1:])
     top = max(t.ratio for t in result.timings)
     for t in result.timings:
         numbers = (str(t.batch), f"{t.seconds:.4f}", f"{t.ann_seconds:.5f}", f"{t.ratio:.2f}")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..work import note_work
 
-INTERFACE = 10
+INTERFACE = 11
 PATH = Path(__file__).parent / "libspikecal.so"
 PAD = 16  # channels of float buffers are a multiple of this
 
@@ -104,7 +104,10 @@ def library() -> Any:
     lib.spikecal_unpack.restype = None
     lib.spikecal_count.argtypes = (c_void_p, c_int, c_size_t, c_int, c_void_p, c_void_p, c_int)
     lib.spikecal_count.restype = None
-    lib.spikecal_cells.argtypes = (c_void_p, c_int, c_int, c_size_t, c_void_p, c_int, c_void_p, c_int)
+    lib.spikecal_cells.argtypes = (
+        *(c_void_p, c_int, c_int, c_size_t),
+        *(c_void_p, c_int, c_void_p, c_int, c_void_p, c_int),
+    )
     lib.spikecal_cells.restype = None
     lib.spikecal_pack_spikes.argtypes = (c_void_p, c_size_t, c_int, c_void_p)
     lib.spikecal_pack_spikes.restype = None
@@ -168,21 +171,27 @@ def count(bits: Tensor, height: Tensor) -> Tensor:
     return counts
 
 
-def add_cells(x: Tensor, top: Tensor, totals: Tensor) -> None:
-    """Add number and sum of the positive values of every row of x, (B, rows, n), to cells, (rows, cells + 1, 2).
+def add_cells(x: Tensor, top: Tensor, column_of: Tensor, totals: Tensor) -> None:
+    """Add number and sum of the positive values of every row of x, (B, rows, n), to columns, (rows, columns, 2).
 
     A cell is as wide as one of equal parts between 0 and the top, (rows,), of its row; the last one has the top itself.
+    column_of: the column of every cell, int32, (cells + 1,).
     """
-    rows, cells = totals.shape[:2]
+    rows, columns = totals.shape[:2]
     _check("values", x, (len(x), rows, x.shape[-1]))
     _check("top", top, (rows,), torch.float64)
-    _check("totals", totals, (rows, cells, 2), torch.float64)
-    if cells < 2 or not bool((top > 0).all()):
+    _check("columns", column_of, (column_of.numel(),), torch.int32)
+    _check("totals", totals, (rows, columns, 2), torch.float64)
+    cells = len(column_of) - 1
+    if cells < 1 or not bool((top > 0).all()):
         raise ValueError("the native kernels want at least one cell below the top, and every top above 0")
+    if not 0 <= int(column_of.min()) <= int(column_of.max()) < columns:
+        raise ValueError(f"the native kernels want a column from 0 to {columns - 1} for every cell")
     note_work(calls=1)
-    sizes = (len(x), rows, x.shape[2])
     library().spikecal_cells(
-        x.data_ptr(), *sizes, top.data_ptr(), cells - 1, totals.data_ptr(), torch.get_num_threads()
+        *(x.data_ptr(), len(x), rows, x.shape[2]),
+        *(top.data_ptr(), cells, column_of.data_ptr(), columns, totals.data_ptr()),
+        torch.get_num_threads(),
     )
 
 

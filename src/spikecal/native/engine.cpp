@@ -76,7 +76,7 @@ size_t line_words(const Layer& l) {
 
 extern "C" {
 
-EXPORT int spikecal_interface() { return 10; }
+EXPORT int spikecal_interface() { return 11; }
 
 // The number of floats per vector register in use; asking for fewer than the processor has is for tests.
 EXPORT int spikecal_lanes(int most) {
@@ -107,13 +107,13 @@ EXPORT void spikecal_count(const uint64_t* spikes, int T, size_t pixels, int cha
   });
 }
 
-// Values [batch][rows][n]: number and sum of the positive ones of a row are added to [rows][cells + 1][2], to the cell of
-// width top/cells they lie in; the last has the top.
-EXPORT void spikecal_cells(const float* x, int batch, int rows, size_t n, const double* top, int cells, double* totals,
-                           int threads) {
+// Values [batch][rows][n]: number and sum of the positive ones of a row are added to [rows][columns][2]. The column is that
+// of the cell of width top/cells they lie in, by the table of [cells + 1]; the last cell has the top.
+EXPORT void spikecal_cells(const float* x, int batch, int rows, size_t n, const double* top, int cells,
+                           const int32_t* column_of, int columns, double* totals, int threads) {
   constexpr size_t some = 1024;
   share(rows, threads, [&](int row) {
-    double* total = totals + (size_t)row * (cells + 1) * 2;
+    double* total = totals + (size_t)row * columns * 2;
     float positive[some];
     for (int b = 0; b < batch; ++b)
       for (size_t from = 0; from < n; from += some) {
@@ -125,7 +125,7 @@ EXPORT void spikecal_cells(const float* x, int batch, int rows, size_t n, const 
         }
         for (size_t i = 0; i < count; ++i) {
           const double cell = (double)positive[i] * cells / top[row];
-          double* at = total + 2 * (cell < cells ? (int64_t)cell : (int64_t)cells);
+          double* at = total + 2 * (size_t)column_of[cell < cells ? (int64_t)cell : (int64_t)cells];
           at[0] += 1;
           at[1] += positive[i];
         }
