@@ -33,7 +33,7 @@ from spikecal.simulation import Neurons
 ROOT = Path(__file__).parent
 FOLDER, PAGE = ROOT / "results" / "trials", ROOT.parent / "docs" / "diagnosis.md"
 MARKS = ("<!-- tables of benchmarks/trials.py -->", "<!-- end of benchmarks/trials.py -->")
-NETWORKS, TIMES, SEEDS = ("resnet32_cifar10", "resnet20_cifar100"), (4, 8, 16, 32), (0, 1)
+NETWORKS, TIMES, SEEDS = ("resnet32_cifar10", "resnet20_cifar100", "mobilenet_cifar10"), (4, 8, 16, 32), (0, 1)
 FIELDS = ("network", "trial", "T", "seed", "images", "score_error", "agreement")
 
 
@@ -117,8 +117,9 @@ TRIALS = {
     "initial potential, no bias shift": changed({SHIFT: [sc.InitialPotential()]}),
     "late start always by a quarter": changed({LATE: [sc.LateStart()]}),
     "nobody starts late": changed({LATE: []}),
-    "ridge a fifth as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.01)]}),
-    "ridge five times as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.25)]}),
+    "ridge a tenth as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.01)]}),
+    "ridge ten times as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=1.0)]}),
+    "ridge by cross-validation": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=(0.03, 0.1, 0.3, 1.0, 3.0))]}),
     "rows for even currents weigh as much as others": changed({WEIGHTS: [sc.ClosedFormWeights(even=1.0)]}),
     "no rows for even currents": changed({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
     "not masked": changed({WEIGHTS: [sc.ClosedFormWeights(masked=False)]}),

@@ -159,7 +159,47 @@ def test_the_chunks_of_images_do_not_matter() -> None:
         torch.testing.assert_close(whole.graph.tensors[name], parts.graph.tensors[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("bad", [{"ridge": 0.0}, {"ridge": float("nan")}, {"even": -1.0}, {"rows": 0}])
+def test_of_several_ridges_the_one_that_is_right_for_the_other_half_is_taken() -> None:
+    """By plain loops: fitted on one half of the samples, judged on the other, both in turn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 5)).double()
+    x = torch.randn(40, 6).double()
+    ridges = (0.001, 0.3, 100.0)
+    graph = shell(capture(model, (x[:2],)))
+
+    def fitted(*steps: sc.ClosedFormWeights) -> sc.SpikingNetwork:
+        return sc.convert(graph, [x], T, sc.Recipe(sc.MMSE(per_channel=True), (HALF, *steps), calibration_images=40))
+
+    plain = fitted()
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    spikes = spike_trains(plain, x[order])[plain.graph.neurons[0].name].mean(0).numpy()  # (B, 12)
+    D = (model(x[order]) - model[2](torch.from_numpy(spikes))).detach().numpy()
+    errors = {}
+    for ridge_ in ridges:
+        errors[ridge_] = 0.0
+        for here, there in ((slice(0, 20), slice(20, 40)), (slice(20, 40), slice(0, 20))):
+            P, d = (a[here] - a[here].mean(0) for a in (spikes, D))
+            strength = ridge_ * (1 + 30 * 12 / 40) * (P**2).mean(0).mean() * len(P)
+            w = np.linalg.solve(P.T @ P + strength * np.eye(12), P.T @ d)
+            P, d = (a[there] - a[there].mean(0) for a in (spikes, D))
+            errors[ridge_] += ((d - P @ w) ** 2).sum()
+    best = min(ridges, key=errors.__getitem__)
+    chosen, alone = fitted(sc.ClosedFormWeights(ridge=ridges)), fitted(sc.ClosedFormWeights(ridge=best))
+    others = [fitted(sc.ClosedFormWeights(ridge=r)) for r in ridges if r != best]
+    torch.testing.assert_close(chosen(x), alone(x))
+    assert not any(torch.allclose(chosen(x), other(x)) for other in others)
+
+
+def test_one_image_has_no_other_half() -> None:
+    x = torch.randn(1, 2, 8, 7).double()
+    graph = shell(capture(two_layers(nn.Conv2d(6, 4, 3), nn.Flatten()), (x.repeat(2, 1, 1, 1),)))
+    steps = (HALF, sc.ClosedFormWeights(ridge=(0.1, 1.0)))
+    assert sc.convert(graph, [x], T, sc.Recipe(sc.MMSE(), steps))(x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"ridge": 0.0}, {"ridge": ()}, {"ridge": (0.1, -1.0)}, {"ridge": float("nan")}, {"even": -1.0}, {"rows": 0}]
+)
 def test_values_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a ridge above 0"):
         sc.ClosedFormWeights(**bad)

@@ -120,6 +120,7 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "MMSE", "shape": 1}), "MMSE has no 'shape'; it has grid, per_channel, shift, lost"),
         (edited(threshold={"kind": "MMSE", "lost": "x"}), 'MMSE cannot be made of {"lost": "x"}'),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": -1}]), r"made of .*: a ridge above 0"),
+        (edited(steps=[{"kind": "ClosedFormWeights", "ridge": "x"}]), r"ClosedFormWeights cannot be made of"),
         (edited(threshold="MMSE"), "this is not a recipe"),
         (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
         (edited(calibration_images=0), "at least one image"),

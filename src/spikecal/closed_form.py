@@ -18,6 +18,7 @@ step t is the share (t − start)/(T − start) of I, in the place of t/T.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, prod
@@ -39,25 +40,32 @@ FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many sa
 class ClosedFormWeights:
     """Least squares for every convolution and linear layer of a segment, in the order they run.
 
-    ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs.
+    ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs. Of several,
+        each layer takes the one with the least error on either half of the samples when fitted on the other half.
     rows: about how many positions a layer is fitted on, at most; on large maps, an eighth of those of fewer images.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
     even: how much the rows that ask for even currents weigh, against those that ask for the right mean.
     """
 
-    ridge: float = 0.1
+    ridge: float | tuple[float, ...] = 0.1
     masked: bool = True
     rows: int = 32768
     fired: bool = False
     even: float = 0.3
 
     def __post_init__(self) -> None:
-        if not (0 < self.ridge < inf and 0 <= self.even < inf and self.rows >= 1):
+        if not isinstance(self.ridge, int | float):
+            object.__setattr__(self, "ridge", tuple(self.ridge))  # a list, from JSON
+        if not (self._ridges and all(0 < r < inf for r in self._ridges) and 0 <= self.even < inf and self.rows >= 1):
             raise ValueError(
                 "a ridge above 0, rows for even currents that weigh 0 or more, and at least one position are wanted, "
                 f"not ridge={self.ridge}, even={self.even} and rows={self.rows}"
             )
+
+    @property
+    def _ridges(self) -> tuple[float, ...]:
+        return self.ridge if isinstance(self.ridge, tuple) else (self.ridge,)
 
     def apply(self, layer: Layer) -> None:
         for node in layer.segment.nodes:
@@ -69,7 +77,8 @@ class ClosedFormWeights:
         assert isinstance(node.op, Conv | Linear)
         taps = layer.graph.tensors[node.op.weight][0].numel()
         groups = node.op.groups if isinstance(node.op, Conv) else 1
-        needed = 8 * groups * taps * taps * (4 if self.even else 3)
+        matrices = 3 + bool(self.even) + (3 + bool(self.even)) * (len(self._ridges) > 1)
+        needed = 8 * groups * taps * taps * matrices
         if needed <= layer.memory / 2:
             return True
         warnings.warn(
@@ -84,9 +93,10 @@ class ClosedFormWeights:
         assert isinstance(node.op, Conv | Linear)
         anchor = _anchor(layer, node)
         weight = layer.graph.tensors[node.op.weight]
-        moments = _Moments(weight, node.op.groups if isinstance(node.op, Conv) else 1)
+        groups = node.op.groups if isinstance(node.op, Conv) else 1
+        folds = [_Moments(weight, groups) for _ in range(min(2, len(self._ridges)))]
         times, start = self._times(layer, anchor), layer.site.start if isinstance(layer.site, Neurons) else 0
-        uneven = _Moments(weight, moments.groups) if times else None
+        uneven = _Moments(weight, groups) if times else None
         positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
         images = min(layer.images, -(-8 * self.rows // positions))
         every = max(1, round((images * positions / self.rows) ** 0.5))
@@ -99,14 +109,20 @@ class ClosedFormWeights:
                 residual = self._residual(ann[anchor], snn[anchor] + layer.site.bias, layer.site, layer.T)
             else:
                 residual = ann[anchor] - snn[anchor]
-            moments.add(*_samples(node.op, weight, snn[node.inputs[0]], residual, every, turn % every))
+            size = -(-len(residual) // len(folds))
+            pairs = zip(snn[node.inputs[0]].split(size), residual.split(size), strict=True)
+            for i, (x, d) in enumerate(pairs, turn):  # an odd image goes to one half and to the other in turn
+                folds[i % len(folds)].add(*_samples(node.op, weight, x, d, every, turn % every))
             for t in times if turn % 2 == 0 else ():  # half of the images will do
                 assert uneven is not None
                 early = layer.means_until(t, part)
                 due = (t - start) / (layer.T - start)  # of what arrives in all
                 p, d = (t / layer.T * early[name] - due * snn[name] for name in (node.inputs[0], anchor))
                 uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
-        delta, shift = moments.solve(self.ridge, uneven, self.even)
+        samples = sum(fold.sums[0][0] for fold in folds if fold.sums)
+        ridges = [ridge * (1 + FEW * weight[0].numel() / samples) for ridge in self._ridges]
+        ridge = _best_ridge(folds, ridges, uneven, self.even)
+        delta, shift = _merged(folds).solve(ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
             axis = layer.channel_axis
@@ -186,6 +202,11 @@ class _Moments:
         samples, inputs, residuals = self.sums.get(block, (0, zero, zero))
         self.sums[block] = samples + len(p) * p.shape[3], inputs + p.sum((0, 3)), residuals + d.sum((0, 3))
 
+    def clone(self) -> _Moments:
+        twin = _Moments(self.weight, self.groups)
+        twin.gram, twin.cross, twin.sums = self.gram.clone(), self.cross.clone(), dict(self.sums)
+        return twin
+
     def means(self, block: int = 0) -> tuple[Tensor, Tensor]:
         """Of inputs, (groups, taps), and residuals, (groups, outputs)."""
         samples, inputs, residuals = self.sums[block]
@@ -203,8 +224,15 @@ class _Moments:
 
     def solve(self, ridge: float, other: _Moments | None = None, share: float = 0.0) -> tuple[Tensor, Tensor]:
         """ΔW in the shape of the weights, and Δb, (outputs,). The other rows weigh this share of our own."""
+        solution = self.solution(ridge, other, share)
+        p, d = self.means()
+        shift = d - (solution * p.unsqueeze(2)).sum(1)
+        delta = solution.mT.reshape(self.weight.shape)
+        return delta.to(self.weight.dtype), shift.flatten().to(self.weight.dtype)
+
+    def solution(self, ridge: float, other: _Moments | None, share: float) -> Tensor:
+        """(groups, taps, outputs). The sums are used up."""
         self.centre()
-        ridge *= 1 + FEW * self.gram.shape[1] / self.sums[0][0]
         power = self.gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
         power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
         if other is not None:
@@ -212,11 +240,37 @@ class _Moments:
             self.gram.add_(other.gram, alpha=share)
             self.cross.add_(other.cross, alpha=share)
         self.gram.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        solution = torch.linalg.solve(self.gram, self.cross)  # (groups, taps, outputs)
-        p, d = self.means()
-        shift = d - (solution * p.unsqueeze(2)).sum(1)
-        delta = solution.mT.reshape(self.weight.shape)
-        return delta.to(self.weight.dtype), shift.flatten().to(self.weight.dtype)
+        found: Tensor = torch.linalg.solve(self.gram, self.cross)
+        return found
+
+    def gain(self, solution: Tensor) -> float:
+        """By how much a solution lowers the mean squared error of these samples, which must be centred."""
+        return float((solution * (2 * self.cross - self.gram @ solution)).sum())
+
+
+def _merged(folds: Sequence[_Moments]) -> _Moments:
+    """The moments of all samples, in the place of the first ones."""
+    first, *others = (fold for fold in folds if fold.sums)
+    for other in others:
+        first.gram += other.gram
+        first.cross += other.cross
+        (n, inputs, residuals), (more_n, more_inputs, more_residuals) = first.sums[0], other.sums[0]
+        first.sums[0] = n + more_n, inputs + more_inputs, residuals + more_residuals
+    return first
+
+
+def _best_ridge(folds: Sequence[_Moments], ridges: Sequence[float], uneven: _Moments | None, share: float) -> float:
+    """The one that gains most on one half of the samples, fitted on the other; both take their turn."""
+    if len(ridges) == 1 or not all(fold.sums for fold in folds):
+        return ridges[0]
+    gains = dict.fromkeys(ridges, 0.0)
+    for here, there in (folds, folds[::-1]):
+        judge = there.clone()
+        judge.centre()
+        for ridge in ridges:
+            rows = uneven.clone() if uneven is not None else None
+            gains[ridge] += judge.gain(here.clone().solution(ridge, rows, share))
+    return max(ridges, key=lambda ridge: gains[ridge])
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
