@@ -297,7 +297,7 @@ def test_a_start_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
         sc.LateStart(**bad)
 
 
-@pytest.mark.parametrize("root", [-1.0, float("nan")])
+@pytest.mark.parametrize("root", [-1.0, float("nan"), float("inf")])
 def test_a_root_that_makes_no_sense_is_refused(root: float) -> None:
     with pytest.raises(ValueError, match="a root of 0 or more is wanted"):
         sc.LateStart(root=root)

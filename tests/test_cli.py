@@ -229,6 +229,16 @@ def test_inspect_reads_spk_and_pt2(folder: Path, converted: Path) -> None:
     assert (found["T"], found["recipe"], found["neurons"]) == (6, "best", 256)
 
 
+def test_a_latency_beyond_T_is_shown_beside_it(folder: Path) -> None:
+    given = ("--data", "data.npz", "--recipe", "pipelined")
+    assert "T = 4, latency 5" in run("convert", "cli_models:Small", *given, "-T", 4, "-o", "late.spk").out
+    assert "converted for T = 4, latency 5 with recipe pipelined" in run("inspect", "late.spk").out
+    assert "Times at T = 4, latency 5" in run("bench", "late.spk", "--data", "data.npz", "--rounds", 1).out
+    searched = run("convert", "late.spk", *given, "--auto-T", 100.0, "-o", "short.spk").out
+    assert re.search(r"\b1 +2 .*chosen", searched)
+    assert "Images that the ANN was trained on agree more than new ones" in searched
+
+
 def test_inspect_shows_the_whole_network_and_lists_everything_it_refuses(folder: Path) -> None:
     result = run("inspect", "cli_models:Gated", "--input", "1,8,8")
     assert result.code == 3

@@ -193,8 +193,39 @@ def test_of_several_ridges_the_one_that_is_right_for_the_other_half_is_taken() -
 def test_one_image_has_no_other_half() -> None:
     x = torch.randn(1, 2, 8, 7).double()
     graph = shell(capture(two_layers(nn.Conv2d(6, 4, 3), nn.Flatten()), (x.repeat(2, 1, 1, 1),)))
-    steps = (HALF, sc.ClosedFormWeights(ridge=(0.1, 1.0)))
-    assert sc.convert(graph, [x], T, sc.Recipe(sc.MMSE(), steps))(x).isfinite().all()
+    found, alone = (
+        sc.convert(graph, [x], T, sc.Recipe(sc.MMSE(), (HALF, sc.ClosedFormWeights(ridge=ridge))))(x)
+        for ridge in ((0.1, 1.0), 0.1)
+    )
+    torch.testing.assert_close(found, alone)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.7])
+def test_ridges_are_judged_with_the_rows_for_even_currents(share: float) -> None:
+    """On numbers for which either half alone, or leaving those rows out, would choose otherwise now and then."""
+    rng, chosen = np.random.default_rng(0), []
+    for _ in range(30):
+        P, D, R = (rng.standard_normal((20, n)) for n in (4, 3, 4))
+        true = rng.standard_normal((4, 3)) * rng.uniform(0, 0.6)
+        D, wanted = D + P @ true, R @ (true + 0.2 * rng.standard_normal((4, 3)))
+        ridges = (0.01, 0.3, 10.0)
+        errors = dict.fromkeys(ridges, 0.0)
+        for here, there in ((slice(0, 10), slice(10, 20)), (slice(10, 20), slice(0, 10))):
+            p, d, r, e = (a - a.mean(0) for a in (P[here], D[here], R, wanted))
+            q, f = (a[there] - a[there].mean(0) for a in (P, D))
+            for ridge_ in ridges:
+                gram = p.T @ p / 10 + share * r.T @ r / 20 + ridge_ * (p**2).mean() * np.eye(4)
+                w = np.linalg.solve(gram, p.T @ d / 10 + share * r.T @ e / 20)
+                errors[ridge_] += ((f - q @ w) ** 2).sum()
+        weight = torch.zeros(3, 4, dtype=torch.float64)
+        folds, uneven = [closed_form._Moments(weight, 1) for _ in range(2)], closed_form._Moments(weight, 1)
+        for moments, p, d in ((folds[0], P[:10], D[:10]), (folds[1], P[10:], D[10:]), (uneven, R, wanted)):
+            moments.add(torch.from_numpy(p.T.copy())[None, None], torch.from_numpy(d.T.copy())[None, None])
+        before = uneven.gram.clone()
+        chosen.append(closed_form._best_ridge(folds, ridges, uneven if share else None, share))
+        assert chosen[-1] == min(ridges, key=errors.__getitem__)
+        torch.testing.assert_close(uneven.gram, before, rtol=0, atol=0)  # they are used once more
+    assert len(set(chosen)) == 3
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
         (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
         (edited(threshold={"kind": "MMSE", "shape": 1}), "MMSE has no 'shape'; it has grid, per_channel, shift, lost"),
-        (edited(threshold={"kind": "MMSE", "lost": "x"}), 'MMSE cannot be made of {"lost": "x"}'),
+        (edited(threshold={"kind": "MMSE", "lost": "x"}), "MMSE cannot be made of {'lost': 'x'}"),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": -1}]), r"made of .*: a ridge above 0"),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": "x"}]), r"ClosedFormWeights cannot be made of"),
         (edited(threshold="MMSE"), "this is not a recipe"),

@@ -41,7 +41,7 @@ class ClosedFormWeights:
     """Least squares for every convolution and linear layer of a segment, in the order they run.
 
     ridge: λ, relative to the mean power of the inputs; more where there are few samples for many inputs. Of several,
-        each layer takes the one with the least error on either half of the samples when fitted on the other half.
+        each layer takes the one with the least error on either half of the images when fitted on the other half.
     rows: about how many positions a layer is fitted on, at most; on large maps, an eighth of those of fewer images.
     masked: do not correct what the neurons hide: where both are negative, or both above what the neurons can fire.
     fired: D is what the neurons lack in spikes, x − s̄, not in current: unevenness shows only there.
@@ -55,8 +55,8 @@ class ClosedFormWeights:
     even: float = 0.3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ridge, int | float):
-            object.__setattr__(self, "ridge", tuple(self.ridge))  # a list, from JSON
+        if isinstance(self.ridge, list):  # from JSON
+            object.__setattr__(self, "ridge", tuple(self.ridge))
         if not (self._ridges and all(0 < r < inf for r in self._ridges) and 0 <= self.even < inf and self.rows >= 1):
             raise ValueError(
                 "a ridge above 0, rows for even currents that weigh 0 or more, and at least one position are wanted, "

@@ -138,7 +138,7 @@ def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     try:
         return known[kind](**data)
     except (TypeError, ValueError) as e:
-        raise CalibrationError(f"{kind} cannot be made of {json.dumps(data)}: {e}") from e
+        raise CalibrationError(f"{kind} cannot be made of {data}: {e}") from e
 
 
 def plain(*, per_channel: bool = True, **options: Any) -> Recipe:

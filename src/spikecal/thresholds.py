@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import lru_cache
 from math import ceil, floor, inf
 from typing import Protocol
 
@@ -193,12 +193,12 @@ class _ByCells:
     seen: int = 0  # in every row
     final: bool = False
 
-    @cached_property
+    @property
     def column_of(self) -> Tensor:
         """The column of each cell between 0 and the maximum, and of the maximum itself: int32, ascending."""
         raise NotImplementedError
 
-    @cached_property
+    @property
     def columns(self) -> int:
         return int(self.column_of[-1]) + 1
 
@@ -240,6 +240,21 @@ class _ByCells:
         raise NotImplementedError
 
 
+@lru_cache(maxsize=4)
+def _columns_of(T: int, grid: int, shift: float) -> tuple[Tensor, Tensor]:
+    """For `_LeastError`: the column of each cell, int32, and that of each level of each candidate, (grid, T).
+
+    Only the level boundaries tell cells apart; the first column is below all of them. Shared by all sites.
+    """
+    d = _as_fraction(shift).denominator
+    levels = torch.arange(1, T + 1)  # level k is reached at (k − shift)·θ/T
+    boundaries = torch.arange(1, grid + 1)[:, None] * ((levels - shift) * d).round().long()  # in cells
+    begins = torch.zeros(grid * T * d + 1, dtype=torch.int32)
+    begins[boundaries.flatten()] = 1
+    column_of = begins.cumsum(0, dtype=torch.int32)
+    return column_of, column_of[boundaries].long()
+
+
 @dataclass
 class _LeastError(_ByCells):
     """An exact search that touches every activation once, not once for each candidate.
@@ -254,20 +269,9 @@ class _LeastError(_ByCells):
     grid: int = 100
     shift: float = 0.0
 
-    @cached_property
-    def boundaries(self) -> Tensor:
-        """The cell at which each level of each candidate begins, (grid, T)."""
-        d = _as_fraction(self.shift).denominator
-        levels = torch.arange(1, self.T + 1)  # level k is reached at (k − shift)·θ/T
-        first = ((levels - self.shift) * d).round().long()
-        return torch.arange(1, self.grid + 1)[:, None] * first
-
-    @cached_property
+    @property
     def column_of(self) -> Tensor:
-        cells = self.grid * self.T * _as_fraction(self.shift).denominator
-        begins = torch.zeros(cells + 1, dtype=torch.int32)
-        begins[self.boundaries.flatten()] = 1
-        return begins.cumsum(0, dtype=torch.int32)  # the first column is below all boundaries
+        return _columns_of(self.T, self.grid, self.shift)[0]
 
     def threshold(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         return self.candidates(top).gather(1, self.errors(top, n, s).argmin(1)[:, None])[:, 0]
@@ -279,10 +283,11 @@ class _LeastError(_ByCells):
     def errors(self, top: Tensor, n: Tensor, s: Tensor) -> Tensor:
         """Squared error of every candidate, (rows, grid), up to the constant Σx²."""
         n, s = ((c.sum(1, keepdim=True) - c.cumsum(1) + c) for c in (n, s))  # how many, how much, from a column on
-        levels, columns = torch.arange(1, self.T + 1, device=n.device), self.column_of[self.boundaries].to(n.device)
+        levels = torch.arange(1, self.T + 1, device=n.device)
+        columns = _columns_of(self.T, self.grid, self.shift)[1].to(n.device)
         candidates = self.candidates(top)
         errors = torch.empty_like(candidates)
-        for g, (theta, at) in enumerate(zip(candidates.T, columns.long(), strict=True)):
+        for g, (theta, at) in enumerate(zip(candidates.T, columns, strict=True)):
             unit = (theta / self.T)[:, None]  # (rows, 1)
             # Σ_k over the steps k−1 → k of q²: q_k² − q_{k−1}² = unit²·(2k − 1), and of q: unit
             gain = unit**2 * (2 * levels - 1) * n[:, at] - 2 * unit * s[:, at]
@@ -318,7 +323,7 @@ class _Balance(_ByCells):
 
     iterations: int = 1000
 
-    @cached_property
+    @property
     def column_of(self) -> Tensor:
         return torch.arange(4097, dtype=torch.int32)
 

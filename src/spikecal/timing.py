@@ -32,8 +32,8 @@ class LateStart:
     def __post_init__(self) -> None:
         if not (0 <= self.share < 1 and self.power > 0):
             raise ValueError(f"a share in [0, 1) and a power above 0 are wanted, not {self.share} and {self.power}")
-        if self.root is not None and not self.root >= 0:
-            raise ValueError(f"a root of 0 or more is wanted, not {self.root}")
+        if self.root is not None and not 0 <= self.root < inf:
+            raise ValueError(f"a root of 0 or more is wanted, or none, not {self.root}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
