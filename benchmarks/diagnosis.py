@@ -111,7 +111,6 @@ def draw(rows: list[dict[str, str]]) -> None:
     for T in TIMES:
         figure = Figure(figsize=(17, 6), layout="constrained")
         panels = list(figure.subplots(2, 6, sharex=True, sharey=True).flat)
-        panels.pop().axis("off")
         for axes, name in zip(panels, recipes(T), strict=True):
             some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
             for part in PARTS:
