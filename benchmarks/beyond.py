@@ -32,7 +32,7 @@ RECIPES = {
 
 
 def more_images(network: str, T: int) -> int:
-    return 5000 if T <= 16 and network in ("resnet20_cifar100", "resnet32_cifar10") else 1000
+    return 5000 if T <= 32 and network in ("resnet20_cifar100", "resnet32_cifar10") else 1000
 
 
 GRID = Grid(

@@ -56,7 +56,7 @@ class Converter:
         key = (recipe.threshold, T if isinstance(recipe.threshold, sc.MMSE) else 0)
         if key not in self.thresholds:
             self.thresholds[key] = find_thresholds(self.ann, [self.images], recipe.threshold, T, self.memory)
-        images = self.images[self.order[: recipe.calibration_images]]
+        images = self.images[self.order[: recipe.images_for(T)]]
         return calibrate(self.ann, self.thresholds[key], [images], T, recipe, self.memory)
 
 

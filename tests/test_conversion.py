@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
 from helpers import captured, converted, distance, inputs, least_memory, leaves, prepared, shell, spike_trains
+from spikecal.replay import Layer
 from spikecal.simulation import Neurons, run_ann
 from zoo import example, make
 
@@ -129,6 +130,19 @@ def test_same_seed_same_network() -> None:
     assert not same(first, other, "resnet_block")
     for name in (n.name for n in first.graph.neurons):  # the seed picks images for the steps, not for thresholds
         assert torch.equal(first.sites[name].threshold, other.sites[name].threshold)
+
+
+@pytest.mark.parametrize(("T", "images"), [(2, 20), (4, 10), (8, 8)])
+def test_with_few_steps_a_recipe_may_look_at_more_images(T: int, images: int) -> None:
+    seen: list[int] = []
+
+    class Count:
+        def apply(self, layer: Layer) -> None:
+            seen.append(layer.images)
+
+    recipe = sc.Recipe(sc.MMSE(), (Count(),), threshold_images=20, calibration_images=8, image_steps=40)
+    sc.convert(make("mlp"), [example("mlp", 30)], T, recipe)
+    assert set(seen) == {images}
 
 
 def test_global_seeds_do_not_matter() -> None:

@@ -57,6 +57,21 @@ def test_options_reach_the_recipe() -> None:
     assert sc.advanced().calibration_images == 1024
 
 
+def test_best_looks_at_more_images_where_steps_are_few_and_at_no_more_than_it_is_told() -> None:
+    assert {T: sc.best().images_for(T) for T in (1, 4, 8, 10, 16, 64)} == {
+        1: 1024, 4: 1024, 8: 1024, 10: 819, 16: 512, 64: 512,
+    }  # fmt: skip
+    assert sc.best(threshold_images=600).images_for(4) == 600
+    assert {sc.best(calibration_images=40).images_for(T) for T in (1, 8, 64)} == {40}
+    assert {sc.light().images_for(T) for T in (1, 8, 64)} == {128}
+
+
+def test_a_recipe_written_before_there_were_image_steps_is_read_as_it_was() -> None:
+    data = sc.light().to_dict()
+    del data["image_steps"]
+    assert sc.Recipe.from_dict(data) == sc.light()
+
+
 def test_recipes_can_be_compared_and_not_changed() -> None:
     assert sc.light() == sc.light()
     assert sc.light() != sc.light(per_channel=False)
@@ -125,6 +140,8 @@ def edited(**changes: Any) -> str:
         (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
         (edited(calibration_images=0), "at least one image"),
         (edited(calibration_images="many"), "at least one image"),
+        (edited(image_steps=-1), "image_steps must be a whole number of at least 0, not -1"),
+        (edited(image_steps="many"), "image_steps must be a whole number of at least 0, not 'many'"),
     ],
 )
 def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:

@@ -77,7 +77,7 @@ def convert(
     thresholds = find_thresholds(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
     )
-    images = _pick(images, recipe.calibration_images, seed)  # and the others make room
+    images = _pick(images, recipe.images_for(T), seed)  # and the others make room
     snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
     if isinstance(model, SpikingNetwork):
         snn.preprocessing = model.preprocessing

@@ -52,6 +52,7 @@ class Recipe:
     threshold: the rule for firing thresholds; steps: what corrects each layer, in this order.
     pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
     threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
+    image_steps: with few steps T, the steps look at more of the threshold images: at least image_steps / T.
     delay: every layer begins to fire this many steps after its input begins; the latency grows, the spikes do not.
     signed: neurons may take a spike back by a negative one, so spikes are no longer binary.
     """
@@ -64,6 +65,7 @@ class Recipe:
     calibration_images: int = 128
     delay: int = 0
     signed: bool = False
+    image_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_part(self.threshold, "accumulator", "threshold rule")
@@ -74,8 +76,14 @@ class Recipe:
             _check_part(step, "apply", "calibration step")
         if not all(isinstance(n, int) and n >= 1 for n in (self.threshold_images, self.calibration_images)):
             raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
+        if not isinstance(self.image_steps, int) or self.image_steps < 0:
+            raise CalibrationError(f"image_steps must be a whole number of at least 0, not {self.image_steps!r}")
         if self.delay < 0:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
+
+    def images_for(self, T: int) -> int:
+        """How many images the calibration steps look at, at most."""
+        return max(self.calibration_images, min(self.image_steps // T, self.threshold_images))
 
     def to_dict(self) -> dict[str, Any]:
         data = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -166,14 +174,20 @@ def advanced(
     )  # the paper calibrates weights on 1024 images
 
 
-def best(*, calibration_images: int = 512, **options: Any) -> Recipe:
-    """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read."""
-    options = {"name": "best", **options}
+def best(*, calibration_images: int | None = None, **options: Any) -> Recipe:
+    """Ours, and the default: weights by least squares, even currents, potentials, and care for what outputs read.
+
+    It looks at 512 images; with fewer than 16 steps, at as many as take the same time to simulate, up to 1024.
+    """
+    count = {"calibration_images": 512, "image_steps": 512 * 16}
+    if calibration_images is not None:
+        count = {"calibration_images": calibration_images}
+    options = {"name": "best", **count, **options}
     rule = MMSE(per_channel=True, shift=0.5, lost=3.0)
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
     thresholds, weights = (LateStart(root=1.0), OutputThreshold(), BiasShift(0.3)), ClosedFormWeights()
     steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())
-    return Recipe(rule, steps, calibration_images=calibration_images, **options)
+    return Recipe(rule, steps, **options)
 
 
 def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) -> Recipe:
