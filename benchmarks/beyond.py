@@ -4,8 +4,8 @@
     python benchmarks/beyond.py --networks resnet20_cifar10 --T 4 8 --seeds 0
     python benchmarks/beyond.py --table            # only write the tables into docs/results.md
 
-Thresholds see 1024 images, our steps and FTBC 512, the paper's rows 128. Two networks are tested on all 5000 images
-up to T=16, all else on 1000. `ablation.py` has what each method is worth.
+Thresholds see 1024 images, so does `best` with fewer than 16 steps; otherwise our steps and FTBC see 512, the paper's
+rows 128. Two networks are tested on all 5000 images, all else on 1000. `ablation.py` has what each method is worth.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ import spikecal as sc
 from ablation import changed
 from grid import Converter
 from spikecal.calibration import Step
+from spikecal.ops import Add
 from spikecal.replay import Layer
 from spikecal.simulation import Neurons
 
@@ -93,6 +95,53 @@ class Inside:
         (self.step if isinstance(layer.site, Neurons) else sc.BiasCalibration()).apply(layer)
 
 
+@dataclass(frozen=True)
+class SomeDelay:
+    """One step of firing delay for some layers, the others start late as they do in `best`: half of the latency."""
+
+    first: float = 0.0  # from this depth on, 1 being the last layer
+    last: float = 1.0
+    every: int = 1
+
+    def apply(self, layer: Layer) -> None:
+        if not isinstance(layer.site, Neurons):
+            return
+        index = layer.graph.neurons.index(layer.segment.site)
+        if self.first < layer.depth <= self.last and index % self.every == 0:
+            layer.site = replace(layer.site, delay=1)
+        else:
+            LATE.apply(layer)
+
+
+@dataclass(frozen=True)
+class BlockEnds:
+    """Least squares only where a branch of a block meets its shortcut: the target is what the whole block gives."""
+
+    step: Step
+
+    def apply(self, layer: Layer) -> None:
+        if any(isinstance(node.op, Add) for node in layer.segment.nodes) or not isinstance(layer.site, Neurons):
+            self.step.apply(layer)
+
+
+@dataclass(frozen=True)
+class Unattenuated:
+    """Least squares on the ANN's inputs; with the spiking network's own, noise in them makes coefficients smaller."""
+
+    step: Step
+
+    def apply(self, layer: Layer) -> None:
+        means = layer.means
+
+        def clean(images: int) -> Iterator[tuple[slice, dict[str, Tensor], dict[str, Tensor]]]:
+            for part, ann, snn in means(images):
+                yield part, ann, snn | {name: ann[name] for name in layer.segment.frontier}
+
+        layer.means = clean  # type: ignore[method-assign]
+        self.step.apply(layer)
+        layer.means = means  # type: ignore[method-assign]
+
+
 def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     """Numbers in [0, 1) such that neighbours along every axis differ (Roberts' sequence in three dimensions)."""
     total = torch.zeros(shape)
@@ -131,6 +180,13 @@ TRIALS = {
     "temporal bias afterwards": changed({PC: [PC, sc.TemporalBias()]}),
     "hesitation": changed({EVEN: [EVEN, sc.Hesitation()]}),
     "spikes that follow t·x": changed({EVEN: [Tracking()]}),
+    "fitted at the ends of blocks only": changed({WEIGHTS: [BlockEnds(WEIGHTS)]}),
+    "no rows for even currents, not attenuated": changed({WEIGHTS: [Unattenuated(sc.ClosedFormWeights(even=0.0))]}),
+    "a step of delay in the first half": changed({LATE: [SomeDelay(last=0.5)]}),
+    "a step of delay in the second half": changed({LATE: [SomeDelay(first=0.5)]}),
+    "a step of delay in every other layer": changed({LATE: [SomeDelay(every=2)]}),
+    "a step of delay everywhere": changed({LATE: [SomeDelay()]}),
+    "pipelined": sc.pipelined(),
     "dithered potentials": changed({SHIFT: [SHIFT, Dither(0.5)]}),
 }
 
