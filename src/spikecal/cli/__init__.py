@@ -496,7 +496,7 @@ def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | N
         recipe = find_recipe(name)
     if pool_to_conv:
         recipe = replace(recipe, pool_to_conv=True)
-    return recipe if images is None else replace(recipe, threshold_images=images, calibration_images=images, image_steps=0)
+    return recipe if images is None else replace(recipe, threshold_images=images, calibration_images=images)
 
 
 def _default_split(data: str, purpose: str) -> str | None:
