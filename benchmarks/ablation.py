@@ -4,7 +4,8 @@
     python benchmarks/ablation.py --T 8 --seeds 0
     python benchmarks/ablation.py --table          # only write the tables into docs/results.md
 
-Thresholds see 1024 images, so does `best` with fewer than 16 steps, other rows of ours 512 and the paper's 128.
+Thresholds see 1024 images, and so does `best`, whatever is changed in it, with fewer than 16 steps; otherwise our rows
+see 512 and the paper's 128.
 Accuracy is that on 1000 test images. Every method has a row, but for signed neurons, which are not binary: they are in
 `signed.py`.
 """

@@ -5,7 +5,8 @@
     python benchmarks/beyond.py --table            # only write the tables into docs/results.md
 
 Thresholds see 1024 images, so does `best` with fewer than 16 steps; otherwise our steps and FTBC see 512, the paper's
-rows 128. Two networks are tested on all 5000 images, all else on 1000. `ablation.py` has what each method is worth.
+rows 128. Two networks are tested on all 5000 images up to T=32, all else on 1000. `ablation.py` has what each method
+is worth.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def append(path: Path, fields: Sequence[str], row: Mapping[str, Any] | Sequence[
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fields)
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(row if isinstance(row, Mapping) else dict(zip(fields, row, strict=True)))

@@ -3,7 +3,7 @@
     python benchmarks/signed.py                    # everything that is not in the results yet
     python benchmarks/signed.py --table            # only write the tables into docs/results.md
 
-Each recipe beside itself with signed neurons; thresholds see 1024 images, `best` calibrates on 512, `light` on 128.
+Each recipe beside itself with signed neurons; thresholds and `best` see 1024 images, `light` calibrates on 128.
 """
 
 from __future__ import annotations

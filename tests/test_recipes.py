@@ -64,6 +64,8 @@ def test_best_looks_at_more_images_where_steps_are_few_and_at_no_more_than_it_is
     assert sc.best(threshold_images=600).images_for(4) == 600
     assert {sc.best(calibration_images=40).images_for(T) for T in (1, 8, 64)} == {40}
     assert {sc.light().images_for(T) for T in (1, 8, 64)} == {128}
+    assert {sc.pipelined().images_for(T) for T in (1, 8, 64)} == {512}
+    assert {sc.advanced().images_for(T) for T in (1, 8, 64)} == {1024}
 
 
 def test_a_recipe_written_before_there_were_image_steps_is_read_as_it_was() -> None:

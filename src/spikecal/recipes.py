@@ -52,7 +52,7 @@ class Recipe:
     threshold: the rule for firing thresholds; steps: what corrects each layer, in this order.
     pool_to_conv: average pooling becomes a depthwise convolution with its own neurons, so that all spikes are binary.
     threshold_images, calibration_images: how many images the thresholds and the steps look at, at most.
-    image_steps: with few steps T, the steps look at more of the threshold images: at least image_steps / T.
+    image_steps: where T is small, the steps may look at image_steps / T of the threshold images, if those are more.
     delay: every layer begins to fire this many steps after its input begins; the latency grows, the spikes do not.
     signed: neurons may take a spike back by a negative one, so spikes are no longer binary.
     """
@@ -82,7 +82,7 @@ class Recipe:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
     def images_for(self, T: int) -> int:
-        """How many images the calibration steps look at, at most."""
+        """How many images the calibration steps look at with T time steps, at most."""
         return max(self.calibration_images, min(self.image_steps // T, self.threshold_images))
 
     def to_dict(self) -> dict[str, Any]:
