@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,16 @@ def test_with_few_steps_a_recipe_may_look_at_more_images(T: int, images: int) ->
     recipe = sc.Recipe(sc.MMSE(), (Count(),), threshold_images=20, calibration_images=8, image_steps=40)
     sc.convert(make("mlp"), [example("mlp", 30)], T, recipe)
     assert set(seen) == {images}
+
+
+def test_more_images_than_a_recipe_needs_are_left_out_where_memory_is_short() -> None:
+    x, recipe = inputs("resnet_block", 96), sc.light(threshold_images=96, calibration_images=16)
+    memory = least_memory(captured("resnet_block"), x, 2, recipe)
+    more = replace(recipe, image_steps=2 * 96)
+    with pytest.raises(sc.CalibrationError, match=r"too small at .* fewer images \(calibration_images= "):
+        sc.convert(shell(captured("resnet_block")), [x], 2, replace(more, calibration_images=96), memory=memory)
+    found, plain = (sc.convert(shell(captured("resnet_block")), [x], 2, r, memory=memory) for r in (more, recipe))
+    assert same(found, plain, "resnet_block")
 
 
 def test_global_seeds_do_not_matter() -> None:

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from .calibration import NoEffectWarning
 from .capture import capture
 from .checkpoint import load
-from .errors import CalibrationError, DataError, UnsupportedModelError
+from .errors import CalibrationError, DataError, MemoryBudgetError, UnsupportedModelError
 from .graph import Graph, Node
 from .images import Inputs, collect, count_inputs, fit_inputs
 from .memory import budget, chunk_of_images
@@ -78,7 +78,13 @@ def convert(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
     )
     images = _pick(images, recipe.images_for(T), seed)  # and the others make room
-    snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
+    try:
+        snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
+    except MemoryBudgetError:  # images that only small T makes cheap are welcome, not needed
+        if len(images[0]) <= recipe.calibration_images:
+            raise
+        images = tuple(x[: recipe.calibration_images] for x in images)
+        snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
     if isinstance(model, SpikingNetwork):
         snn.preprocessing = model.preprocessing
     return snn

@@ -34,6 +34,10 @@ class CalibrationError(SpikecalError):
     """The calibration images, the recipe or the time steps do not allow a conversion."""
 
 
+class MemoryBudgetError(CalibrationError):
+    """The spike trains of so many images do not fit into the memory budget."""
+
+
 class CheckpointError(SpikecalError):
     """A file cannot be read as a spiking network."""
 

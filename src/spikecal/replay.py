@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .engine import fused
-from .errors import CalibrationError
+from .errors import MemoryBudgetError
 from .functional import count_spikes, delayed, mean_over_time, pack_bits, unpack_bits
 from .graph import Graph, Node
 from .memory import CACHE, CACHE_OF_BITS, chunk_of_images, peak_bytes
@@ -335,7 +335,7 @@ class Replay:
         each = peak_bytes(self.graph, steps or self.T, nodes)
         if free < each:
             needed = (self.memory * 3 // 4 - free + each) * 4 / 3
-            raise CalibrationError(
+            raise MemoryBudgetError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
                 f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images (calibration_images= of the recipe)"
             )
