@@ -78,11 +78,13 @@ def convert(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
     )
     images = _pick(images, recipe.images_for(T), seed)  # and the others make room
+    snn = None
     try:
         snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
     except MemoryBudgetError:  # images that only small T makes cheap are welcome, not needed
         if len(images[0]) <= recipe.calibration_images:
             raise
+    if snn is None:  # the error holds on to all spike trains, until it has been handled
         images = tuple(x[: recipe.calibration_images] for x in images)
         snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
     if isinstance(model, SpikingNetwork):
