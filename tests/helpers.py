@@ -147,7 +147,7 @@ class Given:
     per_channel: bool = True
     given: int = 0
 
-    def accumulator(self, T: int) -> Given._Fixed:
+    def accumulator(self, T: int, depth: float = 1.0) -> Given._Fixed:
         self.given += 1
         return Given._Fixed(self.values[self.given - 1])
 

@@ -26,7 +26,7 @@ def test_recipes_are_what_they_are_called() -> None:
         "light": (MMSE, (shift, sc.BiasCalibration())),
         "advanced": (MMSE, (shift, sc.PotentialCalibration(), sc.WeightCalibration(5000, 1e-5, 0.9, 32))),
         "best": (
-            sc.MMSE(100, True, 0.5, 3.0),
+            sc.MMSE(100, True, 0.5, 3.0, 2.0),
             (sc.LateStart(0.25, 2.0, 1.0), theta, sc.BiasShift(0.3), weights, sc.EvenCurrent(), gently, readout),
         ),
         "pipelined": (

@@ -177,6 +177,27 @@ def test_of_the_shift_the_more_is_left_the_more_steps_there_are(T: int, shift: f
     assert sc.MMSE(shift=0.95, lost=0.01).accumulator(T).shift <= 0.95
 
 
+@pytest.mark.parametrize(
+    ("T", "depth", "shift"),
+    [(4, 0.1, 0), (4, 0.7, 0.125), (4, 1, 0.25), (8, 0.1, 0.125), (8, 0.5, 0.25), (8, 1, 0.375), (64, 0.1, 0.5)],
+)
+def test_of_the_shift_more_is_left_in_deep_layers(T: int, depth: float, shift: float) -> None:
+    """½ − (3 − 2·depth)/T, to the nearest eighth, and not below 0."""
+    assert sc.MMSE(shift=0.5, lost=3.0, regained=2.0).accumulator(T, depth).shift == shift
+
+
+@pytest.mark.parametrize("name", ["densenet", "resnet_block"])
+def test_each_layer_gets_the_threshold_for_its_depth(name: str) -> None:
+    """With the whole shift regained at the end, and nothing left of it elsewhere, only the last layer rounds."""
+    graph, x = prepared(name), inputs(name, 20)
+    found = find_thresholds(graph, x, sc.MMSE(per_channel=True, shift=0.5, lost=400, regained=400), 4, 10**9)
+    floored, rounded = (find_thresholds(graph, x, sc.MMSE(per_channel=True, shift=s), 4, 10**9) for s in (0, 0.5))
+    last = max(graph.depths.values())
+    for node in (n.name for n in graph.neurons):
+        torch.testing.assert_close(found[node], (rounded if graph.depths[node] == last else floored)[node])
+    assert any(not torch.equal(floored[node], rounded[node]) for node in floored)
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.125, 0.375, 0.5, 5 / 64])
 def test_memory_does_not_depend_on_the_shift(shift: float) -> None:
     accumulator = sc.MMSE(shift=shift).accumulator(32)
@@ -185,7 +206,10 @@ def test_memory_does_not_depend_on_the_shift(shift: float) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"grid": 0}, {"grid": -1}, {"shift": 1.0}, {"shift": -0.1}, {"shift": 0.123}, {"lost": -1.0}, {"lost": math.nan}],
+    [
+        *({"grid": 0}, {"grid": -1}, {"shift": 1.0}, {"shift": -0.1}, {"shift": 0.123}, {"lost": -1.0}),
+        *({"lost": math.nan}, {"regained": 0.5}, {"lost": 1, "regained": -0.1}, {"lost": 1, "regained": math.nan}),
+    ],
 )
 def test_a_grid_or_shift_without_meaning_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):

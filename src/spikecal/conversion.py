@@ -155,7 +155,7 @@ def find_thresholds(
     All sites watch the same passes, as many of them as fit into the memory budget together.
     """
     found: dict[str, Tensor] = {}
-    waiting = {node.name: rule.accumulator(T) for node in ann.neurons}
+    waiting = {node.name: rule.accumulator(T, ann.relative_depth(node.name)) for node in ann.neurons}
     while waiting:
         rows = {name: _rows(ann, ann.by_name[name], rule.per_channel) for name in waiting}
         chosen, used = list[str](), 0

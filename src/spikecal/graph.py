@@ -101,6 +101,10 @@ class Graph:
             depths[node.name] = max((depths[i] for i in node.inputs), default=0) + isinstance(node.op, Activation)
         return depths
 
+    def relative_depth(self, name: str) -> float:
+        """How deep a node lies, by layers of neurons on the longest way: 1 for the last of them."""
+        return self.depths[name] / max(1, *self.depths.values())
+
     @property
     def dtype(self) -> torch.dtype:
         return next((t.dtype for t in self.tensors.values() if t.is_floating_point()), torch.get_default_dtype())

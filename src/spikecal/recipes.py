@@ -183,7 +183,7 @@ def best(*, calibration_images: int | None = None, **options: Any) -> Recipe:
     if calibration_images is not None:
         count = {"calibration_images": calibration_images}
     options = {"name": "best", **count, **options}
-    rule = MMSE(per_channel=True, shift=0.5, lost=3.0)
+    rule = MMSE(per_channel=True, shift=0.5, lost=3.0, regained=2.0)
     potentials = PotentialCalibration(rate=0.5, images=128, common=1.0)
     thresholds, weights = (LateStart(root=1.0), OutputThreshold(), BiasShift(0.3)), ClosedFormWeights()
     steps = (*thresholds, weights, EvenCurrent(), potentials, WeightedReadout())

@@ -94,9 +94,7 @@ class Layer:
 
     @property
     def depth(self) -> float:
-        """How deep the site lies, by layers of neurons on the longest way: 1 for the last of them."""
-        depths = self.graph.depths
-        return depths[self.name] / max(1, *depths.values())
+        return self.graph.relative_depth(self.name)
 
     @property
     def weights(self) -> list[str]:

@@ -39,7 +39,8 @@ class ThresholdRule(Protocol):
     @property
     def per_channel(self) -> bool: ...
 
-    def accumulator(self, T: int) -> Accumulator: ...
+    def accumulator(self, T: int, depth: float) -> Accumulator:
+        """For one site, at this depth in the network: 1 for the last."""
 
 
 def _alive(threshold: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class MaxActivation:
 
     per_channel: bool = False
 
-    def accumulator(self, T: int) -> Accumulator:
+    def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _Maximum()
 
 
@@ -87,7 +88,7 @@ class Percentile:
         if not 0 < self.q <= 1:
             raise ValueError(f"the percentile q must be in (0, 1], not {self.q}")
 
-    def accumulator(self, T: int) -> Accumulator:
+    def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _Quantile(self.q)
 
 
@@ -152,14 +153,16 @@ class MMSE:
     """θ with the least squared error of `clip_floor` against the ReLU (Eq. 11), among `grid` values up to the maximum.
 
     `shift` says how the neurons will round: 0 floors, 0.5 rounds to the nearest level. It is a fraction with a
-    denominator of at most 64, so that the search can be exact. `lost` is what uneven spikes take of
-    it, in parts of a step: counted with is shift − lost/T, to the nearest eighth between 0 and the shift.
+    denominator of at most 64, so that the search can be exact. `lost` is what uneven spikes take of it, in parts of a
+    step, and `regained` how much less they take in the last layer: counted with is shift − (lost − regained·depth)/T,
+    to the nearest eighth between 0 and the shift.
     """
 
     grid: int = 100
     per_channel: bool = False
     shift: float = 0.0
     lost: float = 0.0
+    regained: float = 0.0
 
     def __post_init__(self) -> None:
         if self.grid < 1:
@@ -170,10 +173,18 @@ class MMSE:
             raise ValueError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
         if not 0 <= self.lost < inf:
             raise ValueError(f"what is lost of the shift must be 0 or more, not {self.lost}")
+        if not 0 <= self.regained <= self.lost:
+            raise ValueError(f"what is regained must be between 0 and the {self.lost} lost, not {self.regained}")
 
-    def accumulator(self, T: int) -> Accumulator:
-        left = floor(8 * (self.shift - self.lost / T) + 0.5) / 8 if self.lost else self.shift
-        return _LeastError(T=T, grid=self.grid, shift=min(max(0.0, left), self.shift))
+    def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
+        return _LeastError(T=T, grid=self.grid, shift=self.shift_left(T, depth))
+
+    def shift_left(self, T: int, depth: float) -> float:
+        """What uneven spikes leave of the shift."""
+        if not self.lost:
+            return self.shift
+        left = self.shift - (self.lost - self.regained * depth) / T
+        return min(max(0.0, floor(8 * left + 0.5) / 8), self.shift)
 
 
 def _as_fraction(shift: float) -> Fraction:
@@ -240,7 +251,7 @@ class _ByCells:
         raise NotImplementedError
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)  # layers of one network differ by a few eighths of the shift
 def _columns_of(T: int, grid: int, shift: float) -> tuple[Tensor, Tensor]:
     """For `_LeastError`: the column of each cell, int32, and that of each level of each candidate, (grid, T).
 
@@ -310,7 +321,7 @@ class LTB:
         if self.iterations < 1:
             raise ValueError(f"local threshold balancing needs at least one iteration, not {self.iterations}")
 
-    def accumulator(self, T: int) -> Accumulator:
+    def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _Balance(iterations=self.iterations)
 
 
