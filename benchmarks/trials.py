@@ -4,10 +4,10 @@
     python benchmarks/trials.py --T 8 --networks resnet20_cifar10
     python benchmarks/trials.py --table                # only write the tables into docs/diagnosis.md
 
-Each row changes one thing in `best`, which has 512 images here at every T; rows with delays have steps of `pipelined`
-as well. A row is judged without labels and without test images: by the error of the class scores against the ANN's,
-‖y − z‖² / ‖z‖² with the mean over the images taken off, on training images that calibration did not see. That tells
-smaller differences than accuracy does.
+Each row changes one thing in the base, which is `best` with 512 images at every T and thresholds that count on the
+same rounding in all layers; rows with delays have steps of `pipelined` as well. A row is judged without labels and
+without test images: by the error of the class scores against the ANN's, ‖y − z‖² / ‖z‖² with the mean over the images
+taken off, on training images that calibration did not see. That tells smaller differences than accuracy does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -166,47 +166,67 @@ def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
 LATE, THETA, SHIFT, WEIGHTS, EVEN, PC, READOUT = sc.best().steps
 
 
+BASE = replace(sc.best(calibration_images=512), name="custom", threshold=sc.MMSE(per_channel=True, shift=0.5, lost=3.0))
+
+
 def with_thresholds(rule: sc.MMSE) -> sc.Recipe:
-    return replace(sc.best(), name="custom", threshold=rule)
+    return replace(BASE, threshold=rule)
+
+
+def changed_base(change: Mapping[object, Sequence[object]]) -> sc.Recipe:
+    return changed(change, BASE)
+
+
+def hesitating(share: float, back: float) -> sc.Recipe:
+    """`pipelined` with another hesitation."""
+    return changed({sc.Hesitation(): [sc.Hesitation(share, back)]}, sc.pipelined())
 
 
 def with_delays(chosen: SomeDelay) -> sc.Recipe:
     """The steps of `pipelined` for the chosen layers, of `best` for the others; the thresholds of `pipelined`."""
     *_, shift, _, hesitation, potentials, _ = sc.pipelined().steps
     steps = (Either(shift, SHIFT), WEIGHTS, Either(hesitation, EVEN), Either(potentials, PC), READOUT)
-    return replace(sc.best(), name="custom", threshold=sc.pipelined().threshold, steps=(chosen, THETA, *steps))
+    return replace(BASE, threshold=sc.pipelined().threshold, steps=(chosen, THETA, *steps))
 
 
 TRIALS = {
-    "best": sc.best(),
+    "base": BASE,
+    "deep layers count on more rounding (best)": with_thresholds(sc.best().threshold),
     "thresholds as if spikes were floored": with_thresholds(sc.MMSE(per_channel=True)),
     "thresholds as if they were rounded": with_thresholds(sc.MMSE(per_channel=True, shift=0.5)),
-    "bias shift of a half": changed({SHIFT: [sc.BiasShift()]}),
-    "bias shift of a fifth": changed({SHIFT: [sc.BiasShift(0.2)]}),
-    "initial potential, no bias shift": changed({SHIFT: [sc.InitialPotential()]}),
-    "late start always by a quarter": changed({LATE: [sc.LateStart()]}),
-    "nobody starts late": changed({LATE: []}),
-    "ridge a tenth as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=0.01)]}),
-    "ridge ten times as strong": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=1.0)]}),
-    "ridge by cross-validation": changed({WEIGHTS: [sc.ClosedFormWeights(ridge=(0.03, 0.1, 0.3, 1.0, 3.0))]}),
-    "rows for even currents weigh as much as others": changed({WEIGHTS: [sc.ClosedFormWeights(even=1.0)]}),
-    "no rows for even currents": changed({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
-    "not masked": changed({WEIGHTS: [sc.ClosedFormWeights(masked=False)]}),
-    "classifier not fitted": changed({WEIGHTS: [Inside(WEIGHTS)]}),
-    "fitted twice": changed({PC: [PC, WEIGHTS, EVEN, PC]}),
-    "fitted to what fires as well": changed({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
-    "256 images": sc.best(calibration_images=256, name="custom"),
-    "tuned thresholds": changed({WEIGHTS: [WEIGHTS, sc.TunedThreshold()]}),
-    "temporal bias afterwards": changed({PC: [PC, sc.TemporalBias()]}),
-    "hesitation": changed({EVEN: [EVEN, sc.Hesitation()]}),
-    "spikes that follow t·x": changed({EVEN: [Tracking()]}),
-    "fitted at the ends of blocks only": changed({WEIGHTS: [BlockEnds(WEIGHTS)]}),
-    "no rows for even currents, not attenuated": changed({WEIGHTS: [Unattenuated(sc.ClosedFormWeights(even=0.0))]}),
+    "bias shift of a half": changed_base({SHIFT: [sc.BiasShift()]}),
+    "bias shift of a fifth": changed_base({SHIFT: [sc.BiasShift(0.2)]}),
+    "initial potential, no bias shift": changed_base({SHIFT: [sc.InitialPotential()]}),
+    "late start always by a quarter": changed_base({LATE: [sc.LateStart()]}),
+    "nobody starts late": changed_base({LATE: []}),
+    "ridge a tenth as strong": changed_base({WEIGHTS: [sc.ClosedFormWeights(ridge=0.01)]}),
+    "ridge ten times as strong": changed_base({WEIGHTS: [sc.ClosedFormWeights(ridge=1.0)]}),
+    "ridge by cross-validation": changed_base({WEIGHTS: [sc.ClosedFormWeights(ridge=(0.03, 0.1, 0.3, 1.0, 3.0))]}),
+    "rows for even currents weigh as much as others": changed_base({WEIGHTS: [sc.ClosedFormWeights(even=1.0)]}),
+    "no rows for even currents": changed_base({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
+    "not masked": changed_base({WEIGHTS: [sc.ClosedFormWeights(masked=False)]}),
+    "classifier not fitted": changed_base({WEIGHTS: [Inside(WEIGHTS)]}),
+    "fitted twice": changed_base({PC: [PC, WEIGHTS, EVEN, PC]}),
+    "fitted to what fires as well": changed_base({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
+    "256 images": replace(BASE, calibration_images=256),
+    "tuned thresholds": changed_base({WEIGHTS: [WEIGHTS, sc.TunedThreshold()]}),
+    "temporal bias afterwards": changed_base({PC: [PC, sc.TemporalBias()]}),
+    "hesitation": changed_base({EVEN: [EVEN, sc.Hesitation()]}),
+    "spikes that follow t·x": changed_base({EVEN: [Tracking()]}),
+    "fitted at the ends of blocks only": changed_base({WEIGHTS: [BlockEnds(WEIGHTS)]}),
+    "no rows for even currents, not attenuated": changed_base(
+        {WEIGHTS: [Unattenuated(sc.ClosedFormWeights(even=0.0))]}
+    ),
     "a step of delay in the first half": with_delays(SomeDelay(last=0.5)),
     "a step of delay in the second half": with_delays(SomeDelay(first=0.5)),
     "a step of delay in every other layer": with_delays(SomeDelay(every=2)),
     "a step of delay in every layer (pipelined)": sc.pipelined(),
-    "dithered potentials": changed({SHIFT: [SHIFT, Dither(0.5)]}),
+    "the same without hesitation": changed({sc.Hesitation(): []}, sc.pipelined()),
+    "the same, half the hesitation": hesitating(0.125, 0.25),
+    "the same, twice the hesitation": hesitating(0.5, 0.25),
+    "the same, hesitation paid back at once": hesitating(0.25, 0.0),
+    "the same, hesitation paid back over all steps": hesitating(0.25, 1.0),
+    "dithered potentials": changed_base({SHIFT: [SHIFT, Dither(0.5)]}),
 }
 
 
@@ -243,7 +263,7 @@ def table() -> str:
     found = defaultdict[tuple[str, str, int], list[float]](list)
     for row in records.read(FOLDER / "trials.csv"):
         found[row["network"], row["trial"], int(row["T"])].append(float(row["score_error"]))
-    columns = [(n, T) for n in NETWORKS for T in TIMES if (n, "best", T) in found]
+    columns = [(n, T) for n in NETWORKS for T in TIMES if (n, "base", T) in found]
     titles = " | ".join(f"{n}, T={T}" for n, T in columns)
     lines = [f"| trial | {titles} |", "|---|" + "---:|" * len(columns)]
     for trial in (t for t in TRIALS if any((n, t, T) in found for n, T in columns)):
