@@ -45,6 +45,7 @@ def recipes(images: int) -> dict[str, sc.Recipe]:
         "best": sc.best(**count),
         "pipelined": sc.pipelined(**count),
         "light": sc.light(**count),
+        "advanced": sc.advanced(iterations=200, lr=3e-4, **count),
         "FTBC": temporal,
     }
 
