@@ -41,6 +41,9 @@ RECIPES = {
     "best": sc.best(),
     "best with 512 images": sc.best(calibration_images=512, name="custom"),
     "best, thresholds as if spikes were floored": replace(sc.best(), name="custom", threshold=CHANNELS),
+    "best, the same rounding in all layers": replace(
+        sc.best(), name="custom", threshold=sc.MMSE(per_channel=True, shift=0.5, lost=3.0)
+    ),
     "best without closed form": changed({WEIGHTS: []}),
     "best without rows for even currents": changed({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
     "best without even current": changed({EVEN: []}),
