@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import spikecal as sc
-from spikecal.recipes import find_recipe
+from spikecal.recipes import _STEPS, find_recipe
 
 MMSE = sc.MMSE(per_channel=True)
 
@@ -82,20 +82,30 @@ def test_recipes_can_be_compared_and_not_changed() -> None:
     assert sc.Recipe(MMSE, [sc.BiasShift()]).steps == (sc.BiasShift(),)
 
 
-shares = st.floats(0.0, 1.0)
+shares, positive = st.floats(0.0, 1.0), st.floats(1e-3, 1e3)
 rules = st.one_of(
     st.builds(sc.MaxActivation, st.booleans()),
     st.builds(sc.Percentile, st.floats(0.01, 1.0), st.booleans()),
     st.builds(sc.LTB, st.integers(1, 9999), st.booleans()),
     st.builds(sc.MMSE, st.integers(1, 500), st.booleans(), st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 63 / 64])),
 )
-steps = st.one_of(
-    st.builds(sc.BiasShift, shares),
-    st.builds(sc.InitialPotential, shares),
-    st.builds(sc.BiasCalibration),
-    st.builds(sc.PotentialCalibration, shares, st.integers(0, 999), st.none() | shares),
-    st.builds(sc.WeightCalibration, st.integers(0, 9999), st.floats(1e-9, 1.0), shares, st.integers(1, 256)),
-)
+STEPS = {
+    sc.BiasShift: (shares,),
+    sc.InitialPotential: (shares,),
+    sc.BiasCalibration: (),
+    sc.PotentialCalibration: (shares, st.integers(0, 999), st.none() | shares),
+    sc.WeightCalibration: (st.integers(0, 9999), st.floats(1e-9, 1.0), shares, st.integers(1, 256)),
+    sc.ClosedFormWeights: (positive | st.lists(positive, min_size=1), st.booleans(), st.integers(1, 9999)),
+    sc.TemporalBias: (positive, positive),
+    sc.LateStart: (st.floats(0, 0.99), positive, st.none() | shares),
+    sc.EvenCurrent: (),
+    sc.Hesitation: (shares, shares),
+    sc.TunedThreshold: (st.lists(positive, min_size=1),),
+    sc.OutputThreshold: (st.lists(positive, min_size=1),),
+    sc.LateReadout: (st.floats(0, 0.99),),
+    sc.WeightedReadout: (positive,),
+}
+steps = st.one_of([st.builds(step, *fields) for step, fields in STEPS.items()])
 recipes = st.builds(
     sc.Recipe,
     rules,
@@ -105,6 +115,10 @@ recipes = st.builds(
     st.integers(1, 5000),
     st.integers(1, 5000),
 )
+
+
+def test_every_step_is_among_them() -> None:
+    assert set(STEPS) == {*_STEPS.values()}
 
 
 @given(recipes)
@@ -129,7 +143,40 @@ def edited(**changes: Any) -> str:
         (edited(version=2), "version 2; this spikecal reads version 1"),
         (edited(threshold=...), "this is not a recipe: it has no 'threshold'"),
         (edited(steps=3), "this is not a recipe"),
-        (edited(colour="red"), "colour"),
+        (edited(colour="red"), "Recipe has no 'colour'; it has threshold, steps, name, pool_to_conv"),
+        (edited(name=3), "name of Recipe must be a text, not 3"),
+        (edited(delay=0.5), "delay of Recipe must be a whole number, not 0.5"),
+        (edited(delay=True), "delay of Recipe must be a whole number, not True"),
+        (edited(signed=1), "signed of Recipe must be True or False, not 1"),
+        (
+            edited(threshold={"kind": "MMSE", "per_channel": "no"}),
+            "per_channel of MMSE must be True or False, not 'no'",
+        ),
+        (
+            edited(steps=[{"kind": "BiasShift", "fraction": float("nan")}]),
+            "fraction of BiasShift must be a finite number",
+        ),
+        (
+            edited(steps=[{"kind": "BiasShift", "fraction": None}]),
+            "fraction of BiasShift must be a finite number, not None",
+        ),
+        (
+            edited(steps=[{"kind": "PotentialCalibration", "common": "all"}]),
+            "common of PotentialCalibration must be a finite number or None, not 'all'",
+        ),
+        (
+            edited(steps=[{"kind": "ClosedFormWeights", "rows": 1.5}]),
+            "rows of ClosedFormWeights must be a whole number",
+        ),
+        (
+            edited(steps=[{"kind": "TunedThreshold", "factors": []}]),
+            r"must be factors, all of them above 0 .*, not \(\)",
+        ),
+        (edited(steps=[{"kind": "TunedThreshold", "factors": [1, -1]}]), "must be factors, all of them above 0"),
+        (edited(steps=[{"kind": "OutputThreshold", "factors": [0]}]), "must be factors, all of them above 0"),
+        (edited(steps=[{"kind": "TemporalBias", "rate": 0}]), "rate and rounds must be above 0, not 0 and 8.0"),
+        (edited(steps=[{"kind": "WeightCalibration", "lr": 0}]), "and lr be above 0"),
+        (edited(steps=[{"kind": "WeightCalibration", "batch_size": 0}]), "a batch have an image at least"),
         (edited(threshold={"kind": "Magic"}), "there is no threshold rule 'Magic'; choose one of LTB, MMSE, "),
         (edited(threshold={"kind": "MMSE", "grid": 0}), "at least one value, not 0"),
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
 import torch
@@ -92,7 +93,7 @@ class TunedThreshold:
     factors: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
+        object.__setattr__(self, "factors", checked_factors(self.factors))
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
@@ -108,6 +109,14 @@ class TunedThreshold:
         best = torch.stack(errors).argmin(0)  # (C, 1, ...)
         factor = torch.tensor(self.factors, dtype=before.threshold.dtype, device=best.device)[best]
         layer.site = scaled(before, factor)
+
+
+def checked_factors(factors: Iterable[float]) -> tuple[float, ...]:
+    """Of thresholds."""
+    factors = tuple(factors)
+    if not factors or not all(0 < f < inf for f in factors):
+        raise ValueError(f"there must be factors, all of them above 0 and finite, not {factors}")
+    return factors
 
 
 def scaled(neurons: Neurons, factor: Tensor | float) -> Neurons:
@@ -134,6 +143,10 @@ class WeightCalibration:
     momentum: float = 0.9
     batch_size: int = 32
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 0 or self.batch_size < 1 or not self.lr > 0:
+            raise ValueError("iterations must be 0 or more, a batch have an image at least, and lr be above 0")
 
     def apply(self, layer: Layer) -> None:
         weights = {name: layer.graph.tensors[name].clone().requires_grad_() for name in layer.weights}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, prod
+from math import prod
 
 import torch
 from torch import Tensor
 
-from .calibration import scaled
+from .calibration import checked_factors, scaled
 from .functional import clip_floor
 from .replay import Layer
 from .segments import Segment
@@ -28,9 +28,7 @@ class OutputThreshold:
     factors: tuple[float, ...] = (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
-        if not self.factors or not all(0 < f < inf for f in self.factors):
-            raise ValueError(f"there must be factors, all of them above 0 and finite, not {self.factors}")
+        object.__setattr__(self, "factors", checked_factors(self.factors))
 
     def apply(self, layer: Layer) -> None:
         if isinstance(layer.site, Neurons) and (outputs := layer.outputs_behind()):

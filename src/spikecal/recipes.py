@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from .calibration import (
@@ -78,6 +79,7 @@ class Recipe:
             raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
         if not isinstance(self.image_steps, int) or self.image_steps < 0:
             raise CalibrationError(f"image_steps must be a whole number of at least 0, not {self.image_steps!r}")
+        _check_values(self)
         if self.delay < 0:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
@@ -99,6 +101,7 @@ class Recipe:
             data = dict(data)
             if (version := data.pop("version")) != _VERSION:
                 raise CalibrationError(f"this recipe has version {version}; this spikecal reads version {_VERSION}")
+            _check_names(data, Recipe)
             data["threshold"] = _part_from_dict(data["threshold"], _RULES)
             data["steps"] = tuple(_part_from_dict(s, _STEPS) for s in data["steps"])
             return Recipe(**data)
@@ -124,6 +127,30 @@ def _check_part(part: Any, method: str, what: str) -> None:
         raise CalibrationError(f"{part.__name__} is a class, not a {what}; call it: {part.__name__}()")
     if not callable(getattr(part, method, None)):
         raise CalibrationError(f"{part!r} is not a {what}")
+    if type(part) in {*_RULES.values(), *_STEPS.values()}:
+        _check_values(part)
+
+
+def _check_values(part: Any) -> None:
+    """A recipe may come from a file, and what a number is not should be said before an hour of calibration."""
+    for field in fields(part):
+        wanted, value = str(field.type), getattr(part, field.name)
+        if field.name not in ("threshold", "steps") and not _fits(value, wanted):
+            words = wanted.replace("tuple[float, ...]", "several finite numbers").replace(" | ", " or ")
+            words = words.replace("float", "a finite number").replace("int", "a whole number").replace("str", "a text")
+            words = words.replace("bool", "True or False")
+            raise CalibrationError(f"{field.name} of {type(part).__name__} must be {words}, not {value!r}")
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Whether a value is what the annotation of its field says, and finite."""
+    if isinstance(value, tuple | list):
+        return "tuple" in wanted and all(_fits(v, "float") for v in value)
+    if isinstance(value, float):
+        return "float" in wanted and isfinite(value)
+    if type(value) is int:
+        return "int" in wanted or "float" in wanted
+    return type(value).__name__.removesuffix("Type") in wanted  # bool, str and None
 
 
 def _part_to_dict(part: Any) -> dict[str, Any]:
@@ -140,13 +167,17 @@ def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     if kind not in known:
         what = "threshold rule" if known is _RULES else "calibration step"
         raise CalibrationError(f"there is no {what} {kind!r}; choose one of {', '.join(known)}")
-    names = [field.name for field in fields(known[kind])]
-    if strange := [name for name in data if name not in names]:
-        raise CalibrationError(f"{kind} has no {strange[0]!r}; it has {', '.join(names) or 'no fields'}")
+    _check_names(data, known[kind])
     try:
         return known[kind](**data)
     except (TypeError, ValueError) as e:
         raise CalibrationError(f"{kind} cannot be made of {data}: {e}") from e
+
+
+def _check_names(data: Mapping[str, Any], cls: type) -> None:
+    names = [field.name for field in fields(cls)]
+    if strange := [name for name in data if name not in names]:
+        raise CalibrationError(f"{cls.__name__} has no {strange[0]!r}; it has {', '.join(names) or 'no fields'}")
 
 
 def plain(*, per_channel: bool = True, **options: Any) -> Recipe:
