@@ -110,9 +110,3 @@ def test_max_pools_and_delays_go_with_signed_neurons() -> None:
         snn = sc.convert(net, [x], T, sc.Recipe(sc.MMSE(), (sc.BiasShift(),), signed=True, delay=1))
         errors.append(float((snn(x) - snn.ann(x)).square().mean()))
     assert errors[1] < errors[0] / 4
-
-
-def test_temporal_bias_is_for_binary_spikes(images: Tensor) -> None:
-    recipe = sc.Recipe(sc.MMSE(), (sc.TemporalBias(),), signed=True)
-    with pytest.raises(sc.CalibrationError, match="temporal bias is made for binary spikes"):
-        sc.convert(digits_net(), [images[:8]], 4, recipe)

@@ -85,11 +85,16 @@ def signed_integrate_and_fire(current: Tensor, threshold: Tensor, v: Tensor, sta
     given = torch.zeros_like(v)  # spikes up minus spikes down
     for t in range(start, len(current)):
         v += current[t]
-        sign = (v >= threshold).to(v.dtype) - ((v <= -threshold) & (given > 0)).to(v.dtype)
+        sign = signs(v, threshold, given)
         given += sign
         spikes[t] = sign * threshold
         v -= spikes[t]
     return spikes, v
+
+
+def signs(v: Tensor, threshold: Tensor, given: Tensor) -> Tensor:
+    """What signed neurons fire at this potential: 1, −1 or 0, having `given` more spikes up than down so far."""
+    return (v >= threshold).to(v.dtype) - ((v <= -threshold) & (given > 0)).to(v.dtype)
 
 
 def delayed(current: Tensor, delay: int) -> Tensor:

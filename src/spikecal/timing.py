@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .calibration import BiasCalibration, scaled
-from .errors import CalibrationError
-from .functional import channel_mean, delayed
+from .functional import channel_mean, delayed, signs
 from .replay import Layer
 from .simulation import Neurons
 
@@ -57,6 +56,10 @@ class TemporalBias:
     rate: float = 0.5
     rounds: float = 8.0
 
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and self.rounds > 0):
+            raise ValueError(f"rate and rounds must be above 0, not {self.rate} and {self.rounds}")
+
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
             BiasCalibration().apply(layer)
@@ -76,18 +79,23 @@ class TemporalBias:
     @staticmethod
     def _correct(temporal: Tensor, rate: float, target: Tensor, current: Tensor, layer: Layer) -> None:
         assert isinstance(layer.site, Neurons)
-        if layer.site.signed:
-            raise CalibrationError("temporal bias is made for binary spikes; leave it out of a recipe with signed=True")
         theta, v, start = layer.site.threshold, layer.site.v0, layer.site.start
         target = target * (layer.T / (layer.T - start))  # in fewer steps, more at each
+        given = torch.zeros_like(target)  # spikes so far, of signed neurons those up less those down
         for t in range(layer.T):
             v = v + current[t] + temporal[t]
             if t < start:
                 continue
-            step = rate * channel_mean(target - (v >= theta) * theta, layer.channel_axis)
+            step = rate * channel_mean(target - _fired(layer.site, v, given) * theta, layer.channel_axis)
             temporal[t] += step
             v = v + step
-            v = v - (v >= theta) * theta
+            spikes = _fired(layer.site, v, given)
+            given += spikes
+            v = v - spikes * theta
+
+
+def _fired(neurons: Neurons, v: Tensor, given: Tensor) -> Tensor:
+    return signs(v, neurons.threshold, given) if neurons.signed else v >= neurons.threshold
 
 
 @dataclass(frozen=True)
