@@ -689,3 +689,15 @@ def test_warnings_are_messages(folder: Path, recwarn: pytest.WarningsRecorder) -
     assert result.json["T"] == 2
     assert "warning: weights calibration at" in result.err
     assert "UserWarning" not in result.err
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    """As in `spikecal inspect ... | head`, with nothing left to read what is printed."""
+    command = [sys.executable, "-m", "spikecal", "inspect", "spikecal.models:digits_net", "--input", "1,8,8", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141

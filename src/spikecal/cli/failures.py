@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 import warnings
 from typing import Any
@@ -12,7 +14,7 @@ from typer.core import TyperGroup
 from ..errors import CalibrationError, CheckpointError, DataError, SpikecalError, UnsupportedModelError
 from .output import say
 
-UNEXPECTED, INTERRUPTED = 1, 130
+UNEXPECTED, INTERRUPTED, CLOSED_PIPE = 1, 130, 141
 CODES: dict[type[SpikecalError], int] = {
     UnsupportedModelError: 3,
     CalibrationError: 4,
@@ -40,6 +42,9 @@ def _report(e: BaseException, debug: bool) -> int:
     if isinstance(e, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED
+    if isinstance(e, BrokenPipeError):  # as in `spikecal ... | head`: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing fails when it is flushed at exit
+        return CLOSED_PIPE
     if debug:
         say("".join(traceback.format_exception(e)))
     notes = "".join(f"\n({note})" for note in getattr(e, "__notes__", ()))
