@@ -65,6 +65,17 @@ def test_a_neuron_that_never_fires_is_dead(tiny: sc.SpikingNetwork) -> None:
     assert (layer.dead_share, layer.firing_rate, layer.error) == (1, 0, 0)  # nothing to fire, nothing missed
 
 
+def test_an_answer_is_final_no_earlier_than_there_is_one(tiny: sc.SpikingNetwork) -> None:
+    """Until the first current has arrived, all scores are 0, and the first class would seem to be the answer."""
+    recipe = sc.Recipe(Given([1.0]), delay=2)
+    x = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.0, 0.0]], dtype=torch.float64)
+    late = sc.convert(tiny, x, 4, recipe)
+    assert not late.over_time(x)[:2].any()
+    result = sc.evaluate(late, [x])
+    assert result.final_steps == [3, 3, 6]  # the last image has no answer before it has to have one
+    assert result.final_over_time == pytest.approx([0, 0, 2 / 3, 2 / 3, 2 / 3, 1])
+
+
 RECIPES = {"light": sc.light(), "one threshold for a layer": sc.light(per_channel=False, pool_to_conv=True)}
 
 

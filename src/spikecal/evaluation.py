@@ -342,7 +342,9 @@ def _add_answers(sums: _Sums, running: Tensor, z: Tensor, labels: Tensor | None)
     """running: the mean so far of the class scores, (latency, B, classes); z: those of the ANN."""
     answers, ann = running.argmax(-1).cpu(), z.argmax(-1).cpu()  # (latency, B), (B,)
     sums.same_over_time = _plus(sums.same_over_time, (answers == ann).sum(1))
-    final = (answers == answers[-1]).flip(0).cumprod(0).flip(0)  # (latency, B)
+    begun = running.ne(0).any(-1).cpu()  # zeros are no answer; what the network gives at its end is
+    begun[-1] = True
+    final = ((answers == answers[-1]) & begun).flip(0).cumprod(0).flip(0)  # (latency, B)
     sums.final_over_time = _plus(sums.final_over_time, final.sum(1))
     sums.final_steps += (len(final) + 1 - final.sum(0)).tolist()
     confidence = torch.stack([y.double().softmax(1).amax(1).sum().cpu() for y in (running[-1], z)])
