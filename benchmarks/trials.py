@@ -18,7 +18,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ import shared_data
 import spikecal as sc
 from ablation import changed
 from grid import Converter
+from spikecal import closed_form
 from spikecal.calibration import Step
 from spikecal.ops import Add
 from spikecal.replay import Layer
@@ -155,6 +158,26 @@ class Unattenuated:
         del layer.means  # type: ignore[method-assign]
 
 
+class SinglePrecision(closed_form._Moments):
+    """Sums in float32."""
+
+    def __init__(self, weight: Tensor, groups: int) -> None:
+        super().__init__(weight, groups)
+        self.new = partial(torch.zeros, dtype=torch.float32, device=weight.device)
+        self.gram, self.cross = self.gram.float(), self.cross.float()
+
+
+@dataclass(frozen=True)
+class InSinglePrecision:
+    """A fit whose sums and solution are in float32, not float64."""
+
+    step: sc.ClosedFormWeights
+
+    def apply(self, layer: Layer) -> None:
+        with mock.patch.object(closed_form, "_Moments", SinglePrecision):
+            self.step.apply(layer)
+
+
 def low_discrepancy(shape: tuple[int, ...]) -> Tensor:
     """Numbers in [0, 1) such that neighbours along every axis differ (Roberts' sequence in three dimensions)."""
     total = torch.zeros(shape)
@@ -205,6 +228,7 @@ TRIALS = {
     "rows for even currents weigh as much as others": changed_base({WEIGHTS: [sc.ClosedFormWeights(even=1.0)]}),
     "no rows for even currents": changed_base({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
     "not masked": changed_base({WEIGHTS: [sc.ClosedFormWeights(masked=False)]}),
+    "sums in float32": changed_base({WEIGHTS: [InSinglePrecision(WEIGHTS)]}),
     "classifier not fitted": changed_base({WEIGHTS: [Inside(WEIGHTS)]}),
     "fitted twice": changed_base({PC: [PC, WEIGHTS, EVEN, PC]}),
     "fitted to what fires as well": changed_base({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
