@@ -23,7 +23,7 @@ from helpers import capture_watched, captured, distance, in_use, inputs, leaves,
 from spikecal.capture import Refused, capture, survey
 from spikecal.graph import Graph
 from spikecal.ops import Activation, Conv
-from spikecal.rules import NO_RULE, PRODUCTS, REMEDIES
+from spikecal.refusals import NO_RULE, PRODUCTS, REMEDIES
 from spikecal.simulation import run_ann
 from spikecal.tracing import traced
 from zoo import example, make

@@ -18,26 +18,13 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from .calls import RULES, Call
 from .errors import Refusal, UnsupportedModelError
 from .graph import Graph, Node
 from .ops import Input, Op, Output
-from .rules import (
-    NO_RULE,
-    PRODUCTS,
-    REMEDIES,
-    RULES,
-    UNREAD,
-    Call,
-    Comparison,
-    Refuse,
-    Stacked,
-    call_site,
-    is_stack,
-    op_name,
-    place,
-    reduce_stack,
-    refusal_message,
-)
+from .refusals import NO_RULE, PRODUCTS, REMEDIES, UNREAD, Refuse, call_site, op_name, place, refusal_message
+from .rules import Comparison
+from .shape_rules import Stacked, is_stack, reduce_stack
 from .tracing import PartlyRead, Traced, quiet, traced
 
 

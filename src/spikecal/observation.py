@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from .errors import Refusal
-from .rules import LEAVES, PRODUCTS, REMEDIES, is_users_code
+from .refusals import LEAVES, PRODUCTS, REMEDIES, is_users_code
 
 DECISION = "an if, int() or item() on values that depend on the images has no graph; write it without"
 OTHER_WAYS = 32  # runs with other answers, at most

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .errors import Refusal, UnsupportedModelError
 from .onnx_operators import OPERATORS
-from .rules import REMEDIES, UNREAD, Refuse
+from .refusals import REMEDIES, UNREAD, Refuse
 from .tracing import PartlyRead
 
 if TYPE_CHECKING:

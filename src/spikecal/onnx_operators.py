@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .rules import Refuse
+from .refusals import Refuse
 
 Run = Callable[..., Any]
 Ints = Sequence[int] | None

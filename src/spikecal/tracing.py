@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from .errors import Refusal, UnsupportedModelError
 from .observation import DECISION, Observation, Watch, observe, other_ways, place_of
-from .rules import refusal_message
+from .refusals import refusal_message
 
 
 @dataclass(frozen=True)
