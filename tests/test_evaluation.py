@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spikecal as sc
 from helpers import Given, converted, inputs, spike_trains, twin_of
-from spikecal import evaluation, native
+from spikecal import layer_results, native
 from spikecal.energy import LayerOperations
-from spikecal.evaluation import ErrorParts, LayerError, error_steps
 from spikecal.functional import integrate_and_fire
+from spikecal.layer_results import ErrorParts, LayerError, error_steps
 from spikecal.simulation import Neurons, run_ann
 from spikecal.values import PackedSpikes, spikes_by_step
 
@@ -396,7 +396,7 @@ def current_at(snn: sc.SpikingNetwork, name: str, x: Tensor, means: dict[str, Te
 
 
 def test_errors_over_time_are_of_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "PROFILED", 2)
+    monkeypatch.setattr(layer_results, "PROFILED", 2)
     snn, (x,) = converted("resnet_block", sc.light()), inputs("resnet_block", 6, seed=3)
     whole, parts, first = (sc.evaluate(snn, batches) for batches in ([x], [x[:1], x[1:]], [x[:2]]))
     assert (whole.profiled, parts.profiled, first.profiled) == (2, 2, 2)

@@ -24,15 +24,9 @@ if TYPE_CHECKING:
         SpikecalError as SpikecalError,
         UnsupportedModelError as UnsupportedModelError,
     )
-    from .evaluation import (
-        ErrorParts as ErrorParts,
-        Evaluation as Evaluation,
-        LayerError as LayerError,
-        LayerResult as LayerResult,
-        compare as compare,
-        evaluate as evaluate,
-    )
+    from .evaluation import Evaluation as Evaluation, compare as compare, evaluate as evaluate
     from .judgement import advice as advice, verdict as verdict
+    from .layer_results import ErrorParts as ErrorParts, LayerError as LayerError, LayerResult as LayerResult
     from .network import SpikingNetwork as SpikingNetwork
     from .outputs import (
         LateReadout as LateReadout,
@@ -73,8 +67,9 @@ _NAMES = {
     "conversion": "convert",
     "energy": "Constants Energy Operations estimate",
     "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
-    "evaluation": "ErrorParts Evaluation LayerError LayerResult compare evaluate",
+    "evaluation": "Evaluation compare evaluate",
     "judgement": "advice verdict",
+    "layer_results": "ErrorParts LayerError LayerResult",
     "network": "SpikingNetwork",
     "outputs": "LateReadout OutputThreshold WeightedReadout",
     "recipes": "RECIPES Recipe advanced best light max_activation opt percentile pipelined plain",

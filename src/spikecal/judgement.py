@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from math import sqrt
 
-from .evaluation import Evaluation, LayerResult
+from .evaluation import Evaluation
+from .layer_results import LayerResult
 
 NOT_CALIBRATED = ("plain", "max_activation", "percentile", "opt")  # recipes
 MADE_HERE = ("clipping", "flooring", "unevenness")  # in distinction to what a layer inherits
