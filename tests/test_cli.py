@@ -187,7 +187,7 @@ def test_inspect_shows_rules_and_totals(folder: Path) -> None:
     assert "conv 3×3, 1→4, padding 1" in result.out
     assert "affine, batch norm norm folded in" in result.out
     assert "neuron (IF, soft reset)" in result.out
-    assert "readout (mean over time)" in result.out
+    assert "readout (averaged over time)" in result.out
     assert "256 neurons in 1 layer, 2 segments, 55 parameters, input 1×8×8, output 3" in result.out
     assert "--pool-to-conv" in result.out
 
@@ -233,9 +233,14 @@ def test_a_latency_beyond_T_is_shown_beside_it(folder: Path) -> None:
     given = ("--data", "data.npz", "--recipe", "pipelined")
     assert "T = 4, latency 5" in run("convert", "cli_models:Small", *given, "-T", 4, "-o", "late.spk").out
     assert "converted for T = 4, latency 5 with recipe pipelined" in run("inspect", "late.spk").out
+    assert "converted for" not in run("inspect", "late.spk", "--pool-to-conv").out  # which has more neurons
+    assert "SNN (T = 4, latency 5, recipe pipelined)" in flat(
+        run("evaluate", "late.spk", "--data", "unlabelled.npz").out
+    )
     assert "Times at T = 4, latency 5" in run("bench", "late.spk", "--data", "data.npz", "--rounds", 1).out
     searched = run("convert", "late.spk", *given, "--auto-T", 100.0, "-o", "short.spk").out
     assert re.search(r"\b1 +2 .*chosen", searched)
+    assert "T = 1, latency 2, recipe pipelined, 30 images" in searched  # a quarter is held out
     assert "Images that the ANN was trained on agree more than new ones" in searched
 
 
@@ -469,6 +474,7 @@ def test_convert_does_what_the_library_does(folder: Path) -> None:
 def test_convert_shows_sites_on_stdout_and_messages_on_stderr(folder: Path) -> None:
     result = run("convert", "cli_models:Small", "--data", "data.npz", "-T", 2, "-o", "shown.spk", "--images", 99)
     assert "firing rate" in result.out
+    assert result.out.splitlines()[0].strip() == "T = 2, recipe best, 40 images"
     assert "Wrote shown.spk in " in result.out
     assert "there are only 40 images" in result.err
     assert "are few" not in result.err
@@ -482,6 +488,13 @@ def test_convert_takes_a_recipe_file_and_changes_to_it(folder: Path) -> None:
     assert run("convert", "cli_models:Small", *options, "-o", "recipe.spk").code == 0
     recipe = spikecal.load(folder / "recipe.spk").recipe
     assert recipe == spikecal.plain(pool_to_conv=True, threshold_images=16, calibration_images=16)
+
+
+def test_images_of_the_steps_are_told_apart_where_they_are_fewer(folder: Path) -> None:
+    (folder / "few.json").write_text(spikecal.light(calibration_images=9).to_json())
+    options = ("--data", "data.npz", "-T", 2, "--recipe", "few.json", "-o", "few.spk")
+    result = run("convert", "cli_models:Small", *options)
+    assert result.out.splitlines()[0].strip() == "T = 2, recipe light, 40 images, 9 of them for the steps"
 
 
 def test_few_images_are_told(folder: Path) -> None:
@@ -603,7 +616,7 @@ def test_evaluate_limits_the_images(converted: Path) -> None:
 def test_evaluate_without_labels_tells_agreement(converted: Path) -> None:
     result = run("evaluate", converted.name, "--data", "unlabelled.npz")
     assert result.code == 0
-    assert "No labels, so no accuracy. SNN and ANN agree on" in result.out
+    assert "No labels, so no accuracy. SNN (T = 6, recipe best) and ANN agree on" in flat(result.out)
 
 
 @pytest.mark.parametrize(
@@ -691,9 +704,10 @@ def test_warnings_are_messages(folder: Path, recwarn: pytest.WarningsRecorder) -
     assert "UserWarning" not in result.err
 
 
-def test_a_reader_that_goes_away_is_no_failure() -> None:
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_no_failure(options: list[str]) -> None:
     """As in `spikecal inspect ... | head`, with nothing left to read what is printed."""
-    command = [sys.executable, "-m", "spikecal", "inspect", "spikecal.models:digits_net", "--input", "1,8,8", "--json"]
+    command = [sys.executable, "-m", "spikecal", "inspect", "spikecal.models:digits_net", "--input", "1,8,8", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()

@@ -296,6 +296,10 @@ def test_a_dataset_of_single_images_is_refused_with_the_remedy() -> None:
     dataset = TensorDataset(*inputs("mlp", 4))
     with pytest.raises(sc.DataError, match=r"a TensorDataset gives single images; put it into a DataLoader\(dataset, "):
         mlp(dataset)
+    pair = (torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))
+    for use in (lambda: sc.convert(nn.Identity(), pair, 4), lambda: sc.evaluate(converted("resnet_block"), pair)):
+        with pytest.raises(sc.DataError, match=r"images and their labels, one pair, not a list .*; write \[\(x, y\)\]"):
+            use()
     with pytest.raises(sc.DataError, match="a TensorDataset gives single images"):
         sc.evaluate(converted("mlp"), dataset)
     with pytest.raises(sc.DataError, match="batches must be an iterable of tensors, such as a DataLoader, not int"):

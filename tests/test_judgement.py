@@ -114,10 +114,23 @@ def test_a_comparison_names_the_best_and_the_thrifty(result: sc.Evaluation) -> N
     good = replace(result, accuracy=0.9, images=1000)
     thrifty, poor = replace(good, accuracy=0.89, operations=half), replace(good, accuracy=0.5, operations=half)
     text = comparison_verdict({"good": good, "thrifty": thrifty, "poor": poor})
-    assert text.startswith("good does best, 90.0 %; thrifty is within noise of it (89.0 %) with ")
+    T = f"T={result.T}"
+    close = f"thrifty is within noise of it (89.0 % at {T}) with "
+    assert text.startswith(f"good does best, 90.0 % accuracy at {T}; {close}")
     assert comparison_verdict({"good": good, "poor": poor}) == (
-        "good does best, 90.0 %, and none within noise of it does less work."
+        f"good does best, 90.0 % accuracy at {T}, and none within noise of it does less work."
     )
+
+
+def test_of_equals_the_thriftier_does_best_in_either_order(result: sc.Evaluation) -> None:
+    half = replace(result.operations, layers=[replace(n, synaptic_operations=1.0) for n in result.operations.layers])
+    waiting = replace(result, accuracy=None, operations=half, latency=result.T + 3)
+    nets = {"plain": replace(result, accuracy=None), "waiting": waiting}
+    for names in (("plain", "waiting"), ("waiting", "plain")):
+        assert comparison_verdict({name: nets[name] for name in names}) == (
+            f"waiting does best, {100 * result.agreement:.1f} % agreement with the ANN at T={result.T} (latency "
+            f"{result.T + 3}), and none within noise of it does less work."
+        )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +153,15 @@ def test_networks_that_never_fire_can_be_compared(result: sc.Evaluation) -> None
     )
 
 
+def test_advice_to_take_more_steps_counts_those_that_layers_wait(result: sc.Evaluation) -> None:
+    some = replace(with_parts(result, flooring=0.3), recipe="pipelined", latency=result.T + 3, agreement=0.5)
+    some = replace(some, agreement_over_time=[0.5] * some.latency)
+    assert f"raise T: at T={2 * result.T} (latency {2 * result.T + 3}) a spike" in " ".join(sc.advice(some))
+
+
 def test_almost_all_is_not_called_all(result: sc.Evaluation) -> None:
+    some = replace(result, accuracy=None, agreement=0.9996)
+    assert sc.verdict(some).startswith(f"The same answer as the ANN on 99.9 % of the images at T={result.T}.")
     assert sc.verdict(replace(result, accuracy=0.996, ann_accuracy=0.998)).startswith("99.8 % of the ANN's accuracy")
     third = 16 / 96  # of which 100·x/x is not quite 100
     assert sc.verdict(replace(result, accuracy=third, ann_accuracy=third)).startswith("100 % of the ANN's accuracy")

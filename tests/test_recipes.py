@@ -223,6 +223,13 @@ def test_parts_that_are_none_are_refused(arguments: tuple[Any, ...], message: st
         sc.Recipe(*arguments)
 
 
+def test_the_name_of_a_file_is_no_recipe() -> None:
+    with pytest.raises(
+        sc.CalibrationError, match=r"there is no recipe 'a.json'; .* a file is read by Recipe.from_json"
+    ):
+        find_recipe("a.json")
+
+
 def test_a_recipe_that_was_not_called_is_refused() -> None:
     with pytest.raises(sc.CalibrationError, match=r"a recipe is made by calling light: write light\(\)"):
         find_recipe(sc.light)  # type: ignore[arg-type]

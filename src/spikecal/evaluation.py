@@ -170,11 +170,15 @@ def compare(
 def _named(networks: Sequence[Net]) -> dict[str, Net]:
     names: dict[str, Net] = {}
     for net in networks:
-        name = f"{net.recipe.name}, T={net.T}" if isinstance(net, SpikingNetwork) else os.fspath(net)
+        name = _name(net) if isinstance(net, SpikingNetwork) else os.fspath(net)
         while name in names:
             name += "'"
         names[name] = net
     return names
+
+
+def _name(snn: SpikingNetwork) -> str:
+    return f"{snn.recipe.name}, T={snn.T}" + (f", latency {snn.latency}" if snn.latency > snn.T else "")
 
 
 def gives_class_scores(graph: Graph) -> bool:

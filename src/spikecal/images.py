@@ -56,6 +56,10 @@ def as_batches(batches: Any) -> Iterable[Any]:
             f"a {type(batches).__name__} gives single images; put it into a DataLoader(dataset, batch_size=64, "
             "shuffle=True), which gives batches"
         )
+    if isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(x, Tensor) for x in batches):
+        x, y = batches
+        if x.ndim > 1 and y.ndim == 1 and not y.is_floating_point():
+            raise DataError("these are images and their labels, one pair, not a list of batches; write [(x, y)]")
     if not isinstance(batches, Iterable):
         raise DataError(f"batches must be an iterable of tensors, such as a DataLoader, not {type(batches).__name__}")
     return batches

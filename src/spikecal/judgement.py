@@ -15,18 +15,27 @@ MADE_HERE = ("clipping", "flooring", "unevenness")  # in distinction to what a l
 
 def verdict(result: Evaluation) -> str:
     """One or two sentences."""
-    steps = f"T={result.T}" + (f" (latency {result.latency})" if result.latency > result.T else "")
+    steps = _time(result)
     if result.metric is not None:
         text = f"The metric is {result.metric:.4g} at {steps}, and {result.ann_metric:.4g} for the ANN."
     elif result.accuracy is None or not result.ann_accuracy:
-        text = f"The same answer as the ANN on {100 * (result.agreement or 0):.0f} % of the images at {steps}."
+        text = f"The same answer as the ANN on {_percent(result.agreement or 0)} of the images at {steps}."
     else:
-        share = 100 * result.accuracy / result.ann_accuracy
-        digits = 1 if share > 99 and result.accuracy < result.ann_accuracy else 0
-        text = f"{share:.{digits}f} % of the ANN's accuracy at {steps}."
+        text = f"{_percent(result.accuracy / result.ann_accuracy)} of the ANN's accuracy at {steps}."
     if result.agreement == 1 or (worst := worst_layer(result)) is None:
         return text
     return f"{text} Of the layers, {worst[0].name} adds the most error of its own, by {worst[1]}."
+
+
+def _time(result: Evaluation, factor: int = 1) -> str:
+    """The firing window, perhaps a multiple of it, and how long the answer takes where layers wait."""
+    T, waiting = factor * result.T, result.latency - result.T
+    return f"T={T}" + (f" (latency {T + waiting})" if waiting else "")
+
+
+def _percent(share: float) -> str:
+    """In whole numbers, but what is nearly 100 % does not become it."""
+    return f"{min(100 * share, 99.9):.1f} %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
 
 
 def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
@@ -36,18 +45,21 @@ def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
         found = results[name].accuracy
         return (results[name].agreement or 0.0) if found is None else found
 
-    first = max(results, key=quality)
+    def work(name: str) -> float:
+        return results[name].operations.synaptic_operations
+
+    first = max(results, key=lambda name: (quality(name), -work(name)))
     images, share = results[first].images, quality(first)
     noise = 2 * sqrt(2 * share * (1 - share) / images)  # two standard errors of a difference
     enough = [name for name in results if quality(name) >= share - noise]
-    least = min(enough, key=lambda name: results[name].operations.synaptic_operations)
-    text = f"{first} does best, {100 * share:.1f} %"
-    if least == first:
+    least = min(enough, key=work)
+    what = "accuracy" if results[first].accuracy is not None else "agreement with the ANN"
+    text = f"{first} does best, {100 * share:.1f} % {what} at {_time(results[first])}"
+    saved = round(100 * (1 - work(least) / work(first))) if work(first) else 0
+    if not saved:
         return f"{text}, and none within noise of it does less work."
-    work = results[first].operations.synaptic_operations
-    saved = 1 - results[least].operations.synaptic_operations / work if work else 0.0
-    close = f"{least} is within noise of it ({100 * quality(least):.1f} %)"
-    return f"{text}; {close} with {100 * saved:.0f} % fewer synaptic operations."
+    close = f"{least} is within noise of it ({100 * quality(least):.1f} % at {_time(results[least])})"
+    return f"{text}; {close} with {saved} % fewer synaptic operations."
 
 
 def worst_layer(result: Evaluation) -> tuple[LayerResult, str] | None:
@@ -120,11 +132,11 @@ def _about_loss(result: Evaluation) -> list[str]:
     share = 100 * sums[most] / sum(sums.values())
     if most == "unevenness":
         cure = {
-            "best": 'let layers wait: recipe "pipelined" has the same spikes and more latency, or raise T',
+            "best": 'let layers wait: recipe "pipelined" has about as many spikes and more latency, or raise T',
             "pipelined": "raise T",
         }.get(result.recipe, 'use recipe "best", or "pipelined" where latency does not matter')
     elif most == "flooring":
-        cure = f"raise T: with {2 * result.T} steps a spike counts half as much"
+        cure = f"raise T: at {_time(result, 2)} a spike counts half as much"
     else:
         cure = "thresholds are low: give more images to find them, or raise T"
     found.append(f"{share:.0f} % of the error that layers make is {most}; {cure}.")

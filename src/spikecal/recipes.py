@@ -266,5 +266,6 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
         name = getattr(recipe, "__name__", "it")
         raise CalibrationError(f"a recipe is made by calling {name}: write {name}()")
     if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+        hint = "; a file is read by Recipe.from_json(Path(...).read_text())" if str(recipe).endswith(".json") else ""
+        raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}{hint}")
     return RECIPES[recipe]()

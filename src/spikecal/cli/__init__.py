@@ -153,7 +153,7 @@ def inspect(
             show_json({"model": model, **refused_unseen(e)})
         raise
     description, error = describe(graph, refusals, pool_to_conv=pool_to_conv), objection(graph, refusals)
-    calibrated = calibration_of(found)
+    calibrated = calibration_of(found, pool_to_conv)
     if json:
         show_json({"model": model, **calibrated, **description.to_dict(), "message": str(error) if error else None})
     else:
@@ -366,7 +366,7 @@ def compare(
     from .tables import comparison_table
 
     if len(set(networks)) < len(networks):
-        raise typer.BadParameter("each network must be given once", param_hint="NETWORKS")
+        raise typer.BadParameter("each network must be given once", param_hint="NET")
     split = split or _default_split(data, "test")
     results = {}
     for path in networks:

@@ -118,13 +118,11 @@ def _rows(graph: Graph, parts: Sequence[Segment], folded: Mapping[str, Sequence[
     return rows
 
 
-def calibration_of(model: object) -> dict[str, Any]:
-    """For a network that is already converted: for how many steps, and how."""
-    return (
-        {"T": model.T, "latency": model.latency, "recipe": model.recipe.name}
-        if isinstance(model, SpikingNetwork)
-        else {}
-    )
+def calibration_of(model: object, pool_to_conv: bool) -> dict[str, Any]:
+    """For a network that is already converted: for how many steps, and how; nothing if it would get other neurons."""
+    if not isinstance(model, SpikingNetwork) or (pool_to_conv and not model.recipe.pool_to_conv):
+        return {}
+    return {"T": model.T, "latency": model.latency, "recipe": model.recipe.name}
 
 
 def _folded_into(captured: Graph, graph: Graph) -> dict[str, list[str]]:
@@ -168,7 +166,7 @@ def _rule(graph: Graph, node: Node, folded: Sequence[str]) -> str:
     if isinstance(node.op, Activation):
         return "neuron (IF, soft reset)"
     if isinstance(node.op, Output):
-        return "readout (mean over time)"
+        return "readout (averaged over time)"
     if isinstance(node.op, Refused):
         return f"refused: {node.op.why}" if node.op.why else "unknown, behind something refused"
     if isinstance(node.op, Peak):
@@ -280,15 +278,17 @@ def _generic(op: Any) -> str:
 def conversion_summary(
     snn: SpikingNetwork, file: str, images: int, seconds: float, search: Search | None = None
 ) -> dict[str, Any]:
-    """What a conversion found at every site, and where the network is."""
+    """What a conversion found at every site, and where the network is. `images` were given; some may be held out."""
     tried = {} if search is None else {"tried": search.agreement, "held_out": search.held_out, "points": search.points}
+    seen = images - (0 if search is None else search.held_out)
     return {
         **tried,
         "file": file,
         "T": snn.T,
         "latency": snn.latency,
         "recipe": snn.recipe.to_dict(),
-        "images": images,
+        "images": seen,
+        "calibration_images": min(seen, snn.recipe.images_for(snn.T)),
         "seconds": round(seconds, 3),
         "sites": [_site(snn, node) for node in snn.graph.nodes if node.is_site],
     }

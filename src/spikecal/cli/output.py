@@ -18,8 +18,12 @@ def show(*parts: RenderableType) -> None:
     """Tables and lines of text, on stdout."""
     from rich.console import Console
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # what it means is said in one place, for tables and for JSON
+
     fixed = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
-    console = Console(width=fixed, highlight=False)
+    console = Output(width=fixed, highlight=False)
     for part in parts:
         console.print(part)
 

@@ -106,7 +106,7 @@ def _ends(what: str, shapes: dict[str, tuple[int, ...]]) -> str:
 def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     columns = ("site", "neurons", "threshold", "firing rate", "", "error", " ")
     time = _time(summary["T"], summary["latency"])
-    title = f"{time}, recipe {summary['recipe']['name']}, {summary['images']} images"
+    title = f"{time}, recipe {summary['recipe']['name']}, {_images(summary)}"
     table = _table(title, *columns, right=("neurons", "threshold", "firing rate", "error"))
     sites = summary["sites"]
     top_rate = max((s["firing_rate"] or 0 for s in sites), default=0)
@@ -127,6 +127,14 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
         yield _tried(summary)
         yield Text("Images that the ANN was trained on agree more than new ones: evaluate the file on others.")
     yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
+
+
+def _images(summary: dict[str, Any]) -> str:
+    """Those that were seen, and how many of them the steps look at."""
+    seen, steps = summary["images"], summary["calibration_images"]
+    return f"{seen} images" + (
+        f", {steps} of them for the steps" if summary["recipe"]["steps"] and steps < seen else ""
+    )
 
 
 def _tried(summary: dict[str, Any]) -> Table:
@@ -169,13 +177,13 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
 
     n = f"{result.images:,} images"
     assert result.agreement is not None  # no metric was given
+    how = f"({_time(result.T, result.latency)}, recipe {result.recipe})"
     if result.accuracy is None or result.ann_accuracy is None:
-        yield Text(f"No labels, so no accuracy. SNN and ANN agree on {_percent(result.agreement)} of {n}.")
+        yield Text(f"No labels, so no accuracy. SNN {how} and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
         snn, ann = (_with_error(share, result.images) for share in (result.accuracy, result.ann_accuracy))
-        steps = _time(result.T, result.latency)
         yield Text.assemble(
-            (f"SNN {snn}", "bold"), f" ({steps}, recipe {result.recipe}), ANN {ann}, {n} (± standard error); "
+            (f"SNN {snn}", "bold"), f" {how}, ANN {ann}, {n} (± standard error); "
             f"same answer on {_percent(result.agreement)}"
         )  # fmt: skip
     yield _time_table(result)

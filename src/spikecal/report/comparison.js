@@ -25,7 +25,7 @@ function tradeoff() {
     const some = nets.filter((net) => net.recipe === recipe).sort((a, b) => value(a) - value(b));
     return {
       x: some.map(value), y: some.map(quality), name: plain(recipe), mode: "lines+markers", marker: { size: 9, color: hue(i) },
-      line: { color: hue(i) }, hovertext: some.map((net) => plain(net.name)), error_y: { type: "data", array: some.map(error), thickness: 1 },
+      line: { color: hue(i) }, hovertext: some.map((net) => `${plain(net.name)}, T=${net.T}, latency ${net.latency}`), error_y: { type: "data", array: some.map(error), thickness: 1 },
     };
   });
   const xs = nets.map(value);

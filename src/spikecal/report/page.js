@@ -88,7 +88,7 @@ function oneLayer() {
   });
   const [steps, rows] = layer.raster[image];
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "square", size: 4, color: color("snn") } }], {
-    xaxis: { title: { text: "step" }, showgrid: false, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
+    xaxis: { title: { text: "step of the layer" }, showgrid: false, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
   });
 }
 
