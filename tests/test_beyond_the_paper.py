@@ -100,20 +100,19 @@ def test_a_tuned_threshold_is_the_best_of_those_tried(delay: int) -> None:
     half = sc.InitialPotential()
     before, _ = network(half, delay=delay)
     snn, x = network(half, sc.TunedThreshold(factors), delay=delay)
-    (weight, bias), target = layers(snn)[0], activations(snn, x)[0]
-    name = snn.graph.neurons[0].name
-    old = before.sites[name].threshold.numpy()
-    current = np.broadcast_to(x @ weight.T + bias, (T, len(x), len(old))).copy()
-    if delay:
-        current[0] *= 1 + delay
-        current[T - delay :] = 0
-    errors = []
-    for f in factors:
-        spikes = reference.integrate_and_fire(current, f * old, f * old / 2)[0]
-        errors.append(((target - spikes.mean(0)) ** 2).sum(0))
-    chosen = np.array(factors)[np.argmin(errors, 0)]
-    np.testing.assert_allclose(snn.sites[name].threshold.numpy(), chosen * old, rtol=1e-12)
-    np.testing.assert_allclose(snn.sites[name].v0.numpy(), chosen * old / 2, rtol=1e-12)
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), target, node in zip(layers(snn)[:-1], activations(snn, x), snn.graph.neurons, strict=False):
+        old, site = before.sites[node.name].threshold.numpy(), snn.sites[node.name]
+        current = train @ weight.T + bias  # of the spiking network, whose layers before this one are tuned
+        if delay:
+            current = np.stack([current[0] + current[1], *current[2:], np.zeros_like(current[0])])
+        fired = [reference.integrate_and_fire(current, f * old, f * old / 2)[0] for f in factors]
+        errors = [((target - spikes.mean(0)) ** 2).sum(0) for spikes in fired]
+        chosen = np.array(factors)[np.argmin(errors, 0)]
+        assert len(set(chosen)) > 1
+        np.testing.assert_allclose(site.threshold.numpy(), chosen * old, rtol=1e-12)
+        np.testing.assert_allclose(site.v0.numpy(), chosen * old / 2, rtol=1e-12)
+        train = reference.integrate_and_fire(current, chosen * old, chosen * old / 2)[0]
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -114,6 +114,83 @@ def test_a_convolution_gets_the_textbook_solution(kind: str, masked: bool, even:
         np.testing.assert_allclose(moved, shift, rtol=1e-6, atol=1e-9)
 
 
+class Residual(nn.Module):
+    """Two layers of neurons; a shortcut around the second convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        return (self.second(y) + y).relu().flatten(1)
+
+
+def textbook(op: Conv | Linear, weight: Tensor, x: Tensor, lacking: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """ΔW, as (inputs, outputs), and Δb, for mean inputs x and what the ANN has more behind the layer."""
+    if isinstance(op, Linear):
+        return ridge(x.numpy(), lacking.numpy())
+    P = windows(x.numpy(), op, weight.shape[2:]).reshape(-1, weight[0].numel())
+    return ridge(P, lacking.flatten(2).transpose(1, 2).flatten(0, 1).numpy())
+
+
+def fitted_to_the_mean(model: nn.Module, x: Tensor) -> tuple[sc.SpikingNetwork, list[Tensor], list[Conv | Linear]]:
+    """The network, the mean spikes of its layers, and what has weights in it, in order."""
+    step = sc.ClosedFormWeights(ridge=RIDGE, masked=False, even=0.0)
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (HALF, step))
+    snn = sc.convert(shell(capture(model, (x[:2],))), [x], T, recipe)
+    spikes = [train.mean(0) for train in spike_trains(snn, x).values()]
+    return snn, spikes, [n.op for n in snn.graph.nodes if isinstance(n.op, Conv | Linear)]
+
+
+def assert_fitted(snn: sc.SpikingNetwork, op: Conv | Linear, layer: Any, delta: np.ndarray) -> None:
+    found = (snn.graph.tensors[op.weight] - layer.weight.detach()).flatten(1).T
+    assert found.abs().max() > 1e-4
+    np.testing.assert_allclose(found, delta, rtol=1e-6, atol=1e-9)
+
+
+def test_linear_layers_and_the_classifier_get_the_textbook_solution() -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 4)).double()
+    x = torch.randn(40, 6).double()
+    snn, spikes, (_, *ops) = fitted_to_the_mean(model, x)
+    for op, layer, s, site in zip(ops, (model[2], model[4]), spikes, list(snn.sites.values())[1:], strict=True):
+        z = model[: list(model).index(layer) + 1](x)
+        delta, shift = textbook(op, layer.weight, s, (z - layer(s)).detach())
+        assert_fitted(snn, op, layer, delta)
+        np.testing.assert_allclose(site.bias, shift, rtol=1e-6, atol=1e-9)
+
+
+def test_a_layer_without_neurons_behind_it_gets_the_textbook_solution_and_keeps_its_own_bias() -> None:
+    """A linear bottleneck: its own output is its target, and the next layer is fitted to what it then gives."""
+    torch.manual_seed(5)
+    layers = (nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.Conv2d(3, 5, 3, padding=1), nn.ReLU())
+    model = nn.Sequential(*layers, nn.Flatten()).double()
+    x = torch.randn(7, 2, 8, 7).double()
+    snn, (s, _), (_, narrow, wide) = fitted_to_the_mean(model, x)
+    delta, shift = textbook(narrow, model[2].weight, s, (model[:3](x) - model[2](s)).detach())
+    assert_fitted(snn, narrow, model[2], delta)
+    own = snn.graph.tensors[narrow.bias] - model[2].bias.detach()
+    np.testing.assert_allclose(own, shift, rtol=1e-6, atol=1e-9)
+    weight = model[2].weight.detach() + torch.from_numpy(delta.T).reshape_as(model[2].weight)
+    between = torch.nn.functional.conv2d(s, weight, model[2].bias.detach() + torch.from_numpy(shift))
+    delta, shift = textbook(wide, model[3].weight, between, (model[:4](x) - model[3](between)).detach())
+    assert_fitted(snn, wide, model[3], delta)
+    np.testing.assert_allclose(list(snn.sites.values())[1].bias.flatten(), shift, rtol=1e-6, atol=1e-9)
+
+
+def test_a_convolution_beside_a_shortcut_makes_good_for_both() -> None:
+    """Its target lies behind the sum: what lacks in the shortcut is its to correct as well."""
+    torch.manual_seed(6)
+    model, x = Residual().double(), torch.randn(7, 2, 8, 7).double()
+    snn, (s, _), (_, second) = fitted_to_the_mean(model, x)
+    y = model.first(x).relu()
+    lacking = (model.second(y) + y) - (model.second(s) + s)
+    delta, shift = textbook(second, model.second.weight, s, lacking.detach())
+    assert_fitted(snn, second, model.second, delta)
+    np.testing.assert_allclose(list(snn.sites.values())[1].bias.flatten(), shift, rtol=1e-6, atol=1e-9)
+
+
 def mean_currents(snn: sc.SpikingNetwork, x: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([y.mean(0).reshape(y.shape[1], -1) for y in snn.currents(x)], 1)
 

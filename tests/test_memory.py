@@ -50,7 +50,7 @@ print(json.dumps({"budget": budget, "growth": most() - before}))
 
 
 WIDE = """
-import json, resource, warnings
+import json, resource, sys, warnings
 import torch
 from torch import nn
 import spikecal as sc
@@ -63,11 +63,13 @@ def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-wide = [nn.Conv2d(3, 512, 3, padding=1), nn.ReLU(), nn.Conv2d(512, 512, 3, padding=1), nn.ReLU()]
-model = nn.Sequential(*wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)).eval()
-x = torch.rand(16, 3, 6, 6)
+channels, groups, images, mebibytes = map(int, sys.argv[1:])
+second = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+wide = [nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), second, nn.ReLU()]
+model = nn.Sequential(*wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)).eval()
+x = torch.rand(images, 3, 6, 6)
 snn = sc.convert(model, x[:2], 1, "max_activation")  # all that is loaded and captured is there from now on
-before, budget = most(), 1500 * 2**20
+before, budget = most(), mebibytes * 2**20
 snn = sc.convert(snn, [x], 8, sc.best(), memory=budget)
 weight = max((snn.graph.tensors[n.op.weight] for n in snn.graph.nodes if hasattr(n.op, "weight")), key=torch.numel)
 changed = not torch.equal(weight, model[2].weight)
@@ -92,7 +94,16 @@ def run_alone(script: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_widest_layers_of_vgg16_are_fitted_within_the_budget() -> None:
     """512·9 inputs, and fewer samples than unknowns."""
-    found = run_alone(WIDE)
+    assert_fitted_within(run_alone(WIDE, "512", "1", "16", "1500"))
+
+
+@on_linux
+def test_layers_with_groups_are_fitted_within_the_budget() -> None:
+    """One Gram matrix a group, not one a group and image."""
+    assert_fitted_within(run_alone(WIDE, "256", "4", "64", "200"))
+
+
+def assert_fitted_within(found: dict[str, Any]) -> None:
     assert found["changed"]
     assert found["sound"]
     assert found["growth"] < found["budget"]

@@ -277,4 +277,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     """Σ over batch and n of a·bᵀ: (B, groups, i, n), (B, groups, j, n) -> (groups, i, j)."""
     if a.shape[1] == 1:  # never more than one matrix at a time
         return a.new_zeros(a.shape[2], b.shape[2]).addbmm_(a[:, 0], b[:, 0].mT)[None]
-    return (a @ b.mT).sum(0)
+    total = a.new_zeros(a.shape[1], a.shape[2], b.shape[2])
+    for p, d in zip(a, b, strict=True):
+        total.baddbmm_(p, d.mT)
+    return total
