@@ -244,6 +244,17 @@ def test_a_latency_beyond_T_is_shown_beside_it(folder: Path) -> None:
     assert "Images that the ANN was trained on agree more than new ones" in searched
 
 
+def test_spikes_of_two_signs_are_said_wherever_the_recipe_is(folder: Path) -> None:
+    (folder / "signed.json").write_text(spikecal.light(signed=True).to_json())
+    given, title = ("--data", "data.npz"), "recipe light, spikes of two signs"
+    assert (
+        title in run("convert", "cli_models:Small", *given, "--recipe", "signed.json", "-T", 4, "-o", "signed.spk").out
+    )
+    assert title in run("inspect", "signed.spk").out
+    assert title in flat(run("evaluate", "signed.spk", *given).out)
+    assert "two signs" in run("compare", "signed.spk", *given).out
+
+
 def test_inspect_shows_the_whole_network_and_lists_everything_it_refuses(folder: Path) -> None:
     result = run("inspect", "cli_models:Gated", "--input", "1,8,8")
     assert result.code == 3

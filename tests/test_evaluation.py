@@ -266,7 +266,7 @@ def test_results_are_plain_numbers(labels: bool) -> None:
     operations = data.pop("operations")
     operations["layers"] = [LayerOperations(**layer) for layer in operations["layers"]]
     assert data["totals"]["synaptic_operations"] == result.operations.synaptic_operations
-    del data["standard_error"], data["energy"], data["totals"]
+    del data["standard_error"], data["energy"], data["totals"], data["recipe_title"]
     assert sc.Evaluation(**data, layers=layers, operations=sc.Operations(**operations)) == result
 
 

@@ -133,6 +133,21 @@ def test_of_equals_the_thriftier_does_best_in_either_order(result: sc.Evaluation
         )
 
 
+def test_leagues_are_judged_apart(result: sc.Evaluation) -> None:
+    """Spikes of two signs are counted as multiplications, and not as no work at all."""
+    layers = [replace(n, synaptic_operations=0.0, multiply_accumulates=1e9) for n in result.operations.layers]
+    signed = replace(result, accuracy=0.95, signed=True, operations=replace(result.operations, layers=layers))
+    binary, T = replace(result, accuracy=0.9), f"T={result.T}"
+    assert comparison_verdict({"signed": signed, "binary": binary}) == (
+        f"binary does best, 90.0 % accuracy at {T}, and none within noise of it does less work. Of those with spikes "
+        f"of two signs, signed does best, 95.0 % accuracy at {T}, and none within noise of it does less work."
+    )
+    pools = replace(signed, signed=False, accuracy=0.9)
+    assert comparison_verdict({"pools": pools, "binary": binary}).startswith("binary does best")
+    assert "pool" not in " ".join(sc.advice(signed))
+    assert "Spikes of two signs are not binary" in " ".join(sc.advice(signed))
+
+
 @pytest.mark.parametrize(
     ("classes", "accuracy", "near"), [(2, 0.99, False), (2, 0.52, True), (3, 0.6, False), (10, 0.1, True)]
 )

@@ -110,3 +110,13 @@ def test_max_pools_and_delays_go_with_signed_neurons() -> None:
         snn = sc.convert(net, [x], T, sc.Recipe(sc.MMSE(), (sc.BiasShift(),), signed=True, delay=1))
         errors.append(float((snn(x) - snn.ann(x)).square().mean()))
     assert errors[1] < errors[0] / 4
+
+
+def test_a_network_of_this_league_says_so(snn: sc.SpikingNetwork, images: Tensor) -> None:
+    title = "signed, spikes of two signs"
+    assert f"recipe={title!r}" in repr(snn)
+    result = sc.evaluate(snn, [images[:20]])
+    assert (result.signed, result.recipe, result.recipe_title) == (True, "signed", title)
+    assert result.to_dict()["recipe_title"] == title
+    assert list(sc.compare([snn], [images[:20]])) == [f"{title}, T=8"]
+    assert sc.light().title == "light"

@@ -45,6 +45,7 @@ def test_the_chosen_T_is_enough_and_the_largest_was_tried(search: sc.Search) -> 
     assert min(T for T, share in search.agreement.items() if share >= needed) == search.T
     assert search.T - 1 in search.agreement or search.T == 1
     assert search.snn.recipe.name == "light"
+    assert search.latencies == {T: T for T in search.agreement}
 
 
 def test_more_loss_allowed_never_needs_more_steps(images: Tensor, search: sc.Search) -> None:

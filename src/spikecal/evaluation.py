@@ -24,6 +24,7 @@ from .layer_results import LayerResult, LayerWatch, plus
 from .network import SpikingNetwork, html_table
 from .ops import Activation
 from .progress import track
+from .recipes import titled
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Evaluation:
     T: int  # steps in which a layer fires
     latency: int  # steps until the last layer has done so: T, and more with firing delay
     recipe: str
+    signed: bool  # whether spikes have two signs
     classes: int  # 0 for a network that does not classify
     accuracy: float | None
     ann_accuracy: float | None
@@ -52,6 +54,10 @@ class Evaluation:
     layers: list[LayerResult]
     operations: Operations
     operations_over_time: list[float]  # synaptic operations in the steps so far, by the spikes of each layer
+
+    @property
+    def recipe_title(self) -> str:
+        return titled(self.recipe, self.signed)
 
     @property
     def energy(self) -> list[Energy]:
@@ -85,7 +91,8 @@ class Evaluation:
             "ann_multiply_accumulates": work.ann_multiply_accumulates,
             "spikes_per_synapse": work.spikes_per_synapse,
         }
-        return {**asdict(self), "totals": totals, "standard_error": self.standard_error, "energy": energy}
+        more = {"recipe_title": self.recipe_title, "standard_error": self.standard_error, "energy": energy}
+        return {**asdict(self), "totals": totals, **more}
 
 
 @dataclass
@@ -178,7 +185,7 @@ def _named(networks: Sequence[Net]) -> dict[str, Net]:
 
 
 def _name(snn: SpikingNetwork) -> str:
-    return f"{snn.recipe.name}, T={snn.T}" + (f", latency {snn.latency}" if snn.latency > snn.T else "")
+    return f"{snn.recipe.title}, T={snn.T}" + (f", latency {snn.latency}" if snn.latency > snn.T else "")
 
 
 def gives_class_scores(graph: Graph) -> bool:
@@ -242,6 +249,7 @@ def _result(snn: SpikingNetwork, sums: _Sums, watch: LayerWatch) -> Evaluation:
         T=snn.T,
         latency=snn.latency,
         recipe=snn.recipe.name,
+        signed=snn.recipe.signed,
         classes=snn.graph.outputs[0].shape[0] if gives_class_scores(snn.graph) else 0,
         accuracy=right[-1] if right else None,
         ann_accuracy=sums.right_ann / watch.images if right else None,

@@ -39,14 +39,21 @@ def _percent(share: float) -> str:
 
 
 def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
-    """Which network is the most accurate, and which does the least work for nearly the same."""
+    """Which network is the most accurate, and which does the least work for nearly the same; by league."""
+    binary, signed = ({k: r for k, r in results.items() if r.signed == kind} for kind in (False, True))
+    if not binary or not signed:
+        return _league_verdict(results)
+    return f"{_league_verdict(binary)} Of those with spikes of two signs, {_league_verdict(signed)}"
+
+
+def _league_verdict(results: Mapping[str, Evaluation]) -> str:
 
     def quality(name: str) -> float:
         found = results[name].accuracy
         return (results[name].agreement or 0.0) if found is None else found
 
     def work(name: str) -> float:
-        return results[name].operations.synaptic_operations
+        return results[name].operations.synaptic_operations + results[name].operations.multiply_accumulates
 
     first = max(results, key=lambda name: (quality(name), -work(name)))
     images, share = results[first].images, quality(first)
@@ -59,7 +66,7 @@ def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
     if not saved:
         return f"{text}, and none within noise of it does less work."
     close = f"{least} is within noise of it ({100 * quality(least):.1f} % at {_time(results[least])})"
-    return f"{text}; {close} with {saved} % fewer synaptic operations."
+    return f"{text}; {close} with {saved} % fewer operations."
 
 
 def worst_layer(result: Evaluation) -> tuple[LayerResult, str] | None:
@@ -165,6 +172,8 @@ def _about_energy(result: Evaluation) -> list[str]:
     analog = sum(layer.multiply_accumulates for layer in work.layers if layer.input == "analog")
     if analog <= 0.1 * work.ann_multiply_accumulates:
         return []
+    if result.signed:
+        return ["Spikes of two signs are not binary: what reads them is counted as multiply-accumulates at every step."]
     return [
         f"{100 * analog / work.multiply_accumulates:.0f} % of the multiply-accumulates are behind pools or sums of "
         "spikes, which are not binary: pool_to_conv=True (--pool-to-conv) gives pools neurons of their own."

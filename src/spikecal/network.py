@@ -206,7 +206,7 @@ class SpikingNetwork:
         neurons = sum(prod(n.shape) for n in self.graph.neurons)
         latency = f"latency={self.latency}, " if self.latency > self.T else ""
         return (
-            f"SpikingNetwork(T={self.T}, {latency}recipe={self.recipe.name!r}, "
+            f"SpikingNetwork(T={self.T}, {latency}recipe={self.recipe.title!r}, "
             f"{len(self.graph.neurons)} layers of neurons, {neurons:,} neurons, {len(self.graph.outputs)} output(s))"
         )
 

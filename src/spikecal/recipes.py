@@ -83,6 +83,11 @@ class Recipe:
         if self.delay < 0:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
+    @property
+    def title(self) -> str:
+        """Its name, for people: networks with spikes of two signs are in a league of their own."""
+        return titled(self.name, self.signed)
+
     def images_for(self, T: int) -> int:
         """How many images the calibration steps look at with T time steps, at most."""
         return max(self.calibration_images, min(self.image_steps // T, self.threshold_images))
@@ -120,6 +125,10 @@ class Recipe:
         except json.JSONDecodeError as e:
             raise CalibrationError(f"this is not a recipe: {e}") from e
         return Recipe.from_dict(data)
+
+
+def titled(name: str, signed: bool) -> str:
+    return f"{name}, spikes of two signs" if signed else name
 
 
 def _check_part(part: Any, method: str, what: str) -> None:

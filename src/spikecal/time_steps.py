@@ -36,6 +36,11 @@ class Search:
     def T(self) -> int:
         return self.snn.T
 
+    @property
+    def latencies(self) -> dict[int, int]:
+        """Of all that were tried, by T: the steps until the answer is there."""
+        return {T: T + self.snn.latency - self.snn.T for T in self.agreement}
+
 
 def find_T(
     model: Any,

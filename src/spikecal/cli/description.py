@@ -122,7 +122,7 @@ def calibration_of(model: object, pool_to_conv: bool) -> dict[str, Any]:
     """For a network that is already converted: for how many steps, and how; nothing if it would get other neurons."""
     if not isinstance(model, SpikingNetwork) or (pool_to_conv and not model.recipe.pool_to_conv):
         return {}
-    return {"T": model.T, "latency": model.latency, "recipe": model.recipe.name}
+    return {"T": model.T, "latency": model.latency, "recipe": model.recipe.title}
 
 
 def _folded_into(captured: Graph, graph: Graph) -> dict[str, list[str]]:
@@ -279,7 +279,10 @@ def conversion_summary(
     snn: SpikingNetwork, file: str, images: int, seconds: float, search: Search | None = None
 ) -> dict[str, Any]:
     """What a conversion found at every site, and where the network is. `images` were given; some may be held out."""
-    tried = {} if search is None else {"tried": search.agreement, "held_out": search.held_out, "points": search.points}
+    tried: dict[str, Any] = {}
+    if search is not None:
+        tried = {"tried": search.agreement, "latencies": search.latencies}
+        tried |= {"held_out": search.held_out, "points": search.points}
     seen = images - (0 if search is None else search.held_out)
     return {
         **tried,

@@ -106,7 +106,7 @@ def _ends(what: str, shapes: dict[str, tuple[int, ...]]) -> str:
 def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     columns = ("site", "neurons", "threshold", "firing rate", "", "error", " ")
     time = _time(summary["T"], summary["latency"])
-    title = f"{time}, recipe {summary['recipe']['name']}, {_images(summary)}"
+    title = f"{time}, recipe {_recipe(summary)}, {_images(summary)}"
     table = _table(title, *columns, right=("neurons", "threshold", "firing rate", "error"))
     sites = summary["sites"]
     top_rate = max((s["firing_rate"] or 0 for s in sites), default=0)
@@ -129,6 +129,12 @@ def conversion_tables(summary: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"Wrote {summary['file']} in {summary['seconds']:.1f} seconds.")
 
 
+def _recipe(summary: dict[str, Any]) -> str:
+    from ..recipes import titled
+
+    return titled(summary["recipe"]["name"], summary["recipe"]["signed"])
+
+
 def _images(summary: dict[str, Any]) -> str:
     """Those that were seen, and how many of them the steps look at."""
     seen, steps = summary["images"], summary["calibration_images"]
@@ -142,12 +148,11 @@ def _tried(summary: dict[str, Any]) -> Table:
     title = f"agreement with the ANN on {summary['held_out']} held-out images, by T, with its standard error"
     table = _table(title, "T", "latency", "agreement", "", right=("T", "latency", "agreement"))
     tried: dict[int, float] = summary["tried"]
-    waiting = summary["latency"] - summary["T"]
     needed = tried[max(tried)] - summary["points"] / 100
     for T, share in tried.items():
         note = "chosen" if summary["T"] == T else "" if share >= needed else "too little"
         error = sqrt(share * (1 - share) / summary["held_out"])
-        table.add_row(str(T), str(T + waiting), f"{_percent(share)} ± {100 * error:.1f}", note)
+        table.add_row(str(T), str(summary["latencies"][T]), f"{_percent(share)} ± {100 * error:.1f}", note)
     return table
 
 
@@ -177,7 +182,7 @@ def evaluation_tables(result: Evaluation) -> Iterator[RenderableType]:
 
     n = f"{result.images:,} images"
     assert result.agreement is not None  # no metric was given
-    how = f"({_time(result.T, result.latency)}, recipe {result.recipe})"
+    how = f"({_time(result.T, result.latency)}, recipe {result.recipe_title})"
     if result.accuracy is None or result.ann_accuracy is None:
         yield Text(f"No labels, so no accuracy. SNN {how} and ANN agree on {_percent(result.agreement)} of {n}.")
     else:
@@ -228,7 +233,7 @@ def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
         energy = next(e for e in result.energy if e.constants.name == "45 nm, FP32")
         table.add_row(
             Text(name),
-            Text(result.recipe),
+            Text(result.recipe_title),
             str(result.T),
             str(result.latency),
             "" if result.accuracy is None else _with_error(result.accuracy, result.images),

@@ -185,6 +185,7 @@ def _pictures(snn: SpikingNetwork, images: Inputs) -> dict[str, dict[str, Any]]:
     return {
         node.name: {
             **_histograms(targets[node.name], means[node.name], snn.sites[node.name]),
+            "most": 1 - snn.sites[node.name].start / snn.T,  # type: ignore[union-attr]  # of the threshold
             "raster": _raster(torch.cat(trains[node.name])),
         }
         for node in snn.graph.neurons

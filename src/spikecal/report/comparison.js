@@ -11,7 +11,7 @@ const AGAINST = [
   ["synaptic operations", (net) => operations(net, "synaptic_operations")],
   ...nets[0].energy.map((e) => [`nanojoule by ${e.constants.name}`, energyBy(e.constants.name), e.ann]),
 ];
-const recipes = [...new Set(nets.map((net) => net.recipe))];
+const recipes = [...new Set(nets.map((net) => net.recipe_title))];
 const hue = (i) => color(HUES[i % HUES.length]);
 
 function ann(from, to) {
@@ -22,7 +22,7 @@ function ann(from, to) {
 function tradeoff() {
   const [label, value, costs] = AGAINST[$("against").value];
   const traces = recipes.map((recipe, i) => {
-    const some = nets.filter((net) => net.recipe === recipe).sort((a, b) => value(a) - value(b));
+    const some = nets.filter((net) => net.recipe_title === recipe).sort((a, b) => value(a) - value(b));
     return {
       x: some.map(value), y: some.map(quality), name: plain(recipe), mode: "lines+markers", marker: { size: 9, color: hue(i) },
       line: { color: hue(i) }, hovertext: some.map((net) => `${plain(net.name)}, T=${net.T}, latency ${net.latency}`), error_y: { type: "data", array: some.map(error), thickness: 1 },
@@ -40,8 +40,8 @@ function tradeoff() {
 function overTime() {
   const traces = nets.map((net, i) => {
     const y = labelled ? net.accuracy_over_time : net.agreement_over_time;
-    const dash = DASHES[nets.slice(0, i).filter((other) => other.recipe === net.recipe).length % DASHES.length];
-    return { x: y.map((_, t) => t + 1), y, name: plain(net.name), mode: "lines", line: { color: hue(recipes.indexOf(net.recipe)), dash } };
+    const dash = DASHES[nets.slice(0, i).filter((other) => other.recipe_title === net.recipe_title).length % DASHES.length];
+    return { x: y.map((_, t) => t + 1), y, name: plain(net.name), mode: "lines", line: { color: hue(recipes.indexOf(net.recipe_title)), dash } };
   });
   draw("time", [...traces, ...ann(1, Math.max(...nets.map((net) => net.latency)))], {
     xaxis: { title: { text: "steps" } }, yaxis: { tickformat: ".0%", rangemode: "tozero" },
@@ -49,7 +49,7 @@ function overTime() {
 }
 
 const COLUMNS = [
-  ["network", (net) => net.name], ["recipe", (net) => net.recipe], ["T", (net) => net.T], ["latency", (net) => net.latency],
+  ["network", (net) => net.name], ["recipe", (net) => net.recipe_title], ["T", (net) => net.T], ["latency", (net) => net.latency],
   ["accuracy %", (net) => (net.accuracy === null ? null : 100 * net.accuracy), 1], ["agreement %", (net) => 100 * net.agreement, 1],
   ["synaptic operations", (net) => Math.round(operations(net, "synaptic_operations"))],
   ["multiply-accumulates", (net) => Math.round(operations(net, "multiply_accumulates"))], ["nanojoule", energyBy("45 nm, FP32"), 1],

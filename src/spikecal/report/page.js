@@ -76,7 +76,7 @@ function oneLayer() {
   });
   const top = layer.edges[layer.edges.length - 1], height = layer.threshold;
   const inputs = Array.from({ length: 401 }, (_, i) => (i * top) / 400);
-  const stairs = inputs.map((x) => Math.min(height, (height / data.T) * Math.floor((data.T * x) / height + data.shift)));
+  const stairs = inputs.map((x) => Math.min(layer.most * height, (height / data.T) * Math.floor((data.T * x) / height + data.shift)));
   const curve = (y, name, hue) => ({ x: inputs, y, name, mode: "lines", line: { color: color(hue) } });
   draw("response", [curve(inputs, "ANN: ReLU", "ann"), curve(stairs, "neurons: clipped, in whole spikes", "snn")], {
     xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
@@ -120,7 +120,7 @@ function words() {
   $("sample").textContent = data.sample;
   const facts = [["steps in which a layer fires", `T = ${data.T}`], ...(data.latency > data.T ? [["steps of latency", data.latency]] : []), ["same answer as ANN", percent(data.agreement)]];
   if (data.accuracy !== null) facts.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
-  tiles([...facts, ["images", data.images.toLocaleString("en")], ["recipe", data.recipe]]);
+  tiles([...facts, ["images", data.images.toLocaleString("en")], ["recipe", data.recipe_title]]);
   const error = data.standard_error === null ? "" : ` Standard error of the accuracy: ${(100 * data.standard_error).toFixed(1)} points.`;
   $("time-note").textContent = `Mean output of the steps so far, ${data.images} images.${error}`;
   $("command").textContent = data.command || "sc.write_report(...)";
