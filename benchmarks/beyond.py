@@ -11,10 +11,12 @@ is worth.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
+import records
 import spikecal as sc
-from grid import Grid
+from grid import Grid, mean_and_spread
 
 FTBC = sc.Recipe(sc.MMSE(per_channel=True), (sc.BiasShift(), sc.TemporalBias()), calibration_images=512)
 
@@ -44,5 +46,29 @@ GRID = Grid(
     images=more_images,
 )
 
+MARKS = ("<!-- table of equal latency -->", "<!-- end of equal latency -->")
+
+
+def equal_latency() -> str:
+    """`pipelined` beside `best` with as many steps as its latency allows, in percent."""
+    lines = [
+        "| network | `pipelined`, T | latency | accuracy | `best`, T | accuracy |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for network in GRID.networks:
+        rows = GRID.read(network)
+        found: dict[tuple[str, int], list[float]] = defaultdict(list)
+        latency = {int(row["T"]): int(row["latency"]) for row in rows if row["recipe"] == "pipelined"}
+        for row in rows:
+            found[row["recipe"], int(row["T"])].append(100 * float(row["accuracy"]))
+        for T in sorted(latency):
+            other = max((t for recipe, t in found if recipe == "best" and t <= latency[T]), default=None)
+            if other is not None:
+                cells = [mean_and_spread(found[key]) for key in (("pipelined", T), ("best", other))]
+                lines.append(f"| {network} | {T} | {latency[T]} | {cells[0]} | {other} | {cells[1]} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     GRID.main(__doc__)
+    records.write_between(GRID.page, MARKS, equal_latency())

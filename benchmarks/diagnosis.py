@@ -80,6 +80,11 @@ def measure() -> None:
                 records.append(RESULTS, FIELDS, {"recipe": name, "T": T, "layer": layer.name, **shares, **shown})
 
 
+def latency(name: str, T: int, layers: int) -> int:
+    """All layers of neurons of this network stand on its longest way."""
+    return T + recipes(T)[name].delay * layers
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """The parts of the error, averaged over the layers; and the error of the last one."""
     lines = []
@@ -87,15 +92,16 @@ def table(rows: list[dict[str, str]]) -> str:
         lines += [
             f"### T={T}",
             "",
-            "| recipe | accuracy % | " + " | ".join(PARTS) + " | error of the last layer |",
-            "|---|---:|" + "---:|" * (len(PARTS) + 1),
+            "| recipe | latency | accuracy % | " + " | ".join(PARTS) + " | error of the last layer |",
+            "|---|---:|---:|" + "---:|" * (len(PARTS) + 1),
         ]
         for name in recipes(T):
             some = [r for r in rows if r["recipe"] == name and r["T"] == str(T)]
             if some:
                 means = [sum(float(r[part]) for r in some) / len(some) for part in PARTS]
                 cells = [f"{100 * float(some[0]['accuracy']):.1f}", *(f"{m:.3f}" for m in means)]
-                lines.append(f"| {name} | " + " | ".join(cells) + f" | {float(some[-1]['error']):.3f} |")
+                cells = [str(latency(name, T, len(some))), *cells, f"{float(some[-1]['error']):.3f}"]
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
         lines += ["", f"![Parts of the error at T={T}](figures/diagnosis_T{T}.svg)", ""]
     return "\n".join(lines)
 
@@ -116,9 +122,11 @@ def draw(rows: list[dict[str, str]]) -> None:
             for part in PARTS:
                 values = [float(r[part]) for r in some]
                 axes.plot(range(1, len(some) + 1), values, marker=".", color=COLORS[part], label=part)
-            axes.set_title(f"{name}, {100 * float(some[0]['accuracy']):.1f} %" if some else name, fontsize=10)
+            title = f"{name}, {100 * float(some[0]['accuracy']):.1f} %" if some else name
+            steps = latency(name, T, len(some))
+            axes.set_title(title + (f"\nlatency {steps}" if steps > T else ""), fontsize=10)
             axes.set_ylim(0, 0.6)
-        figure.supxlabel("layer of neurons")
+        figure.supxlabel(f"layer of neurons, T={T}")
         figure.supylabel("squared error / power of the ANN")
         figure.axes[0].legend(fontsize=8)
         figure.savefig(FIGURES / f"diagnosis_T{T}.svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 on ImageNet: depthwise convolutions, 50 layers of neurons, the hardest case of all.
+"""EfficientNet-Lite0 on ImageNet: depthwise convolutions, 33 layers of neurons, the hardest case of all.
 
     python benchmarks/imagenet.py                                       # everything that is not in the results yet
     python benchmarks/imagenet.py --recipes best --T 32 --calibration 64 --images 50 --no-record     # a quick look

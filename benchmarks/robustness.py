@@ -24,7 +24,9 @@ MARKS = ("<!-- tables of benchmarks/robustness.py -->", "<!-- end of benchmarks/
 RESULTS = FOLDER / "resnet20_cifar10.csv"
 NETWORK, T, SEEDS = "resnet20_cifar10", 8, (0, 1, 2)
 SOURCES = [("cifar10", n) for n in (32, 64, 128, 256, 512, 1024)] + [("cifar100", 512)]
-FIELDS = ("recipe", "source", "calibration_images", "T", "seed", "images", "accuracy", "ann_accuracy", "agreement")
+FIELDS = (
+    "recipe", "source", "calibration_images", "T", "latency", "seed", "images", "accuracy", "ann_accuracy", "agreement",
+)  # fmt: skip
 
 
 def recipes(images: int) -> dict[str, sc.Recipe]:
@@ -51,22 +53,24 @@ def measure() -> None:
                     snn = sc.convert(model, [images], T, recipe, seed=seed)
                     answers, ann = snn(x).argmax(1), snn.ann(x).argmax(1)
                     shares = [float((a == b).double().mean()) for a, b in ((answers, y), (ann, y), (answers, ann))]
-                    records.append(
-                        RESULTS, FIELDS, (name, source, count, T, seed, len(x), *(f"{s:.4f}" for s in shares))
-                    )
+                    about = (name, source, count, T, snn.latency, seed, len(x))
+                    records.append(RESULTS, FIELDS, (*about, *(f"{s:.4f}" for s in shares)))
                     print(f"seed {seed}  {source} {count:4d}  {name:10s} {100 * shares[0]:.1f} %", flush=True)
 
 
 def table() -> str:
     found = defaultdict[tuple[str, str, int], list[float]](list)
+    latency: dict[str, int] = {}
     for row in records.read(RESULTS):
+        latency[row["recipe"]] = int(row["latency"])
         key = row["recipe"], row["source"], int(row["calibration_images"])
         found[key].append(100 * float(row["accuracy"]))
     titles = [f"{n} of {source.upper().replace('CIFAR', 'CIFAR-')}" for source, n in SOURCES]
     lines = ["| recipe | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(SOURCES)]
     for name in recipes(1):
         cells = [cell(found.get((name, source, n), [])) for source, n in SOURCES]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        waits = f" (latency {latency[name]})" if latency.get(name, T) > T else ""
+        lines.append(f"| {name}{waits} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

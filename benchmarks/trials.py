@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
@@ -229,6 +230,8 @@ TRIALS = {
     "no rows for even currents": changed_base({WEIGHTS: [sc.ClosedFormWeights(even=0.0)]}),
     "not masked": changed_base({WEIGHTS: [sc.ClosedFormWeights(masked=False)]}),
     "sums in float32": changed_base({WEIGHTS: [InSinglePrecision(WEIGHTS)]}),
+    "no care for the threshold in front of the output": changed_base({THETA: []}),
+    "readout not weighted": changed_base({READOUT: [sc.BiasCalibration()]}),
     "classifier not fitted": changed_base({WEIGHTS: [Inside(WEIGHTS)]}),
     "fitted twice": changed_base({PC: [PC, WEIGHTS, EVEN, PC]}),
     "fitted to what fires as well": changed_base({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
@@ -291,16 +294,28 @@ def table() -> str:
     titles = " | ".join(f"{n}, T={T}" for n, T in columns)
     lines = [f"| trial | {titles} |", "|---|" + "---:|" * len(columns)]
     for trial in (t for t in TRIALS if any((n, t, T) in found for n, T in columns)):
-        cells = [cell(found.get((n, trial, T), [])) for n, T in columns]
+        cells = [cell(found.get((n, trial, T), []), waiting(n, trial), T) for n, T in columns]
         lines.append(f"| {trial} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def cell(errors: list[float]) -> str:
+@cache
+def waiting(network: str, trial: str) -> int:
+    """Steps of latency beyond T."""
+    recipe = replace(TRIALS[trial], threshold_images=2, calibration_images=2, image_steps=0)
+    if not recipe.delay and not any(isinstance(step, SomeDelay) for step in recipe.steps):
+        return 0
+    with warnings.catch_warnings(action="ignore"):
+        return sc.convert(shared_data.network(network), torch.rand(2, 3, 32, 32), 1, recipe).latency - 1
+
+
+def cell(errors: list[float], more_steps: int, T: int) -> str:
     if not errors:
         return ""
-    few = f" ({len(errors)} seed{'s' * (len(errors) > 1)})" if len(errors) < len(SEEDS) else ""
-    return f"{statistics.mean(errors):.4f}{few}"
+    notes = [f"latency {T + more_steps}"] if more_steps else []
+    if len(errors) < len(SEEDS):
+        notes.append(f"{len(errors)} seed{'s' * (len(errors) > 1)}")
+    return f"{statistics.mean(errors):.4f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def main() -> None:
