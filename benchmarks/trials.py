@@ -287,9 +287,9 @@ def error(scores: Tensor, ann: Tensor) -> float:
 
 
 def table() -> str:
-    found = defaultdict[tuple[str, str, int], list[float]](list)
+    found = defaultdict[tuple[str, str, int], list[dict[str, str]]](list)
     for row in records.read(FOLDER / "trials.csv"):
-        found[row["network"], row["trial"], int(row["T"])].append(float(row["score_error"]))
+        found[row["network"], row["trial"], int(row["T"])].append(row)
     columns = [(n, T) for n in NETWORKS for T in TIMES if (n, "base", T) in found]
     titles = " | ".join(f"{n}, T={T}" for n, T in columns)
     lines = [f"| trial | {titles} |", "|---|" + "---:|" * len(columns)]
@@ -309,13 +309,15 @@ def waiting(network: str, trial: str) -> int:
         return sc.convert(shared_data.network(network), torch.rand(2, 3, 32, 32), 1, recipe).latency - 1
 
 
-def cell(errors: list[float], more_steps: int, T: int) -> str:
-    if not errors:
+def cell(rows: list[dict[str, str]], more_steps: int, T: int) -> str:
+    """The mean error, and the agreement in percent."""
+    if not rows:
         return ""
     notes = [f"latency {T + more_steps}"] if more_steps else []
-    if len(errors) < len(SEEDS):
-        notes.append(f"{len(errors)} seed{'s' * (len(errors) > 1)}")
-    return f"{statistics.mean(errors):.4f}" + (f" ({', '.join(notes)})" if notes else "")
+    if len(rows) < len(SEEDS):
+        notes.append(f"{len(rows)} seed{'s' * (len(rows) > 1)}")
+    wrong, same = (statistics.mean(float(row[key]) for row in rows) for key in ("score_error", "agreement"))
+    return f"{wrong:.4f}, {100 * same:.1f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def main() -> None:
