@@ -61,7 +61,10 @@ def _league_verdict(results: Mapping[str, Evaluation]) -> str:
     enough = [name for name in results if quality(name) >= share - noise]
     least = min(enough, key=work)
     what = "accuracy" if results[first].accuracy is not None else "agreement with the ANN"
-    text = f"{first} does best, {100 * share:.1f} % {what} at {_time(results[first])}"
+    reached = f"{100 * share:.1f} % {what} at {_time(results[first])}"
+    if len(results) == 1:
+        return f"{first} has {reached}."
+    text = f"{first} does best, {reached}"
     saved = round(100 * (1 - work(least) / work(first))) if work(first) else 0
     if not saved:
         return f"{text}, and none within noise of it does less work."

@@ -226,6 +226,7 @@ def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
         "accuracy",
         "agreement",
         "synaptic operations",
+        "MACs",
         "of FP32 energy",
     )
     table = _table("", *columns, right=columns[2:])
@@ -239,6 +240,7 @@ def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
             "" if result.accuracy is None else _with_error(result.accuracy, result.images),
             "" if result.agreement is None else _percent(result.agreement),
             f"{result.operations.synaptic_operations:,.0f}",
+            f"{result.operations.multiply_accumulates:,.0f}",
             f"{energy.ratios['FP32']:.2f} ×",
         )
     return table
