@@ -47,6 +47,7 @@ def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
 
 
 def _league_verdict(results: Mapping[str, Evaluation]) -> str:
+    """The same for networks with spikes of one kind."""
 
     def quality(name: str) -> float:
         found = results[name].accuracy
