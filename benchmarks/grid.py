@@ -12,7 +12,7 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,7 @@ FIELDS = (
     "simulate_s",
     "threads",
 )
+AGAIN = (*FIELDS[:3], "seed", "images", "accuracy", "accuracy_again", "agreement", "agreement_again")
 
 
 class Converter:
@@ -89,8 +90,8 @@ class Grid:
     def path_of(self, network: str) -> Path:
         return self.folder / f"{network}.csv"
 
-    def run(self, network: str, wanted: list[tuple[str, int, int]]) -> None:
-        """Measure the wanted (recipe, T, seed) of one network, appending to its results."""
+    def measure(self, network: str, wanted: Iterable[tuple[str, int, int]]) -> Iterator[tuple[object, ...]]:
+        """The rows of the wanted (recipe, T, seed) of one network, one by one."""
         dataset = "cifar100" if network.endswith("cifar100") else "cifar10"
         model = shared_data.network(network)
         converters: dict[int, Converter] = {}
@@ -116,11 +117,24 @@ class Grid:
             unchanged = sum(issubclass(w.category, sc.NoEffectWarning) for w in caught)
             row = (network, recipe, T, snn.latency, seed, n, *(f"{s:.4f}" for s in shares), unchanged)
             seconds = (f"{converted - start:.2f}", f"{simulated - converted:.2f}")
-            records.append(self.path_of(network), FIELDS, (*row, *seconds, torch.get_num_threads()))
             print(
                 f"{network}  T={T:<3}  seed {seed}  {recipe:28s} {100 * shares[0]:5.1f} %  (ANN {100 * shares[1]:.1f})",
                 flush=True,
             )
+            yield *row, *seconds, torch.get_num_threads()
+
+    def run(self, network: str, wanted: Iterable[tuple[str, int, int]]) -> None:
+        """Measure what is wanted, appending to the results of the network."""
+        for row in self.measure(network, wanted):
+            records.append(self.path_of(network), FIELDS, row)
+
+    def repeat(self, network: str, wanted: Iterable[tuple[str, int, int]]) -> None:
+        """Measure known rows once more, and write both beside each other: do they still hold?"""
+        before = {key_of(row): row for row in self.read(network)}
+        for values in self.measure(network, wanted):
+            row = dict(zip(FIELDS, map(str, values), strict=True))
+            both = [value[key] for key in ("accuracy", "agreement") for value in (before[key_of(row)], row)]
+            records.append(self.folder / "again.csv", AGAIN, [*(row[key] for key in AGAIN[:5]), *both])
 
     def read(self, network: str) -> list[dict[str, str]]:
         return records.read(self.path_of(network))
@@ -177,18 +191,25 @@ class Grid:
         parser.add_argument("--seeds", nargs="+", type=int, default=self.seeds)
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
         parser.add_argument("--table", action="store_true", help="only write the tables of what is known")
+        parser.add_argument("--again", action="store_true", help="measure known rows again, into again.csv beside them")
         options = parser.parse_args()
         if options.table:
             self.write_tables()
             return
         torch.set_num_threads(options.threads)
-        self.write_environment()
+        if not options.again:
+            self.write_environment()
         for network in options.networks:
-            known = {(row["recipe"], int(row["T"]), int(row["seed"])) for row in self.read(network)}
+            known = {key_of(row) for row in self.read(network)}
             grid = itertools.product(options.T, options.seeds, options.recipes)
-            wanted = [(r, T, s) for T, s, r in grid if (r, T, s) not in known]
+            wanted = [(r, T, s) for T, s, r in grid if ((r, T, s) in known) == options.again]
             if wanted:
-                self.run(network, wanted)
+                (self.repeat if options.again else self.run)(network, wanted)
+
+
+def key_of(row: Mapping[str, str]) -> tuple[str, int, int]:
+    """Which row of a network's results this is: its recipe, T and seed."""
+    return row["recipe"], int(row["T"]), int(row["seed"])
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
