@@ -176,10 +176,12 @@ class Grid:
             lines.append(f"| {recipe}{latency} | " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"
 
+    def tables(self) -> str:
+        return "\n".join(filter(None, map(self.table, self.networks)))
+
     def write_tables(self) -> None:
         """Put the tables between the two marks of the page."""
-        tables = "\n".join(filter(None, map(self.table, self.networks)))
-        records.write_between(self.page, self.marks, tables)
+        records.write_between(self.page, self.marks, self.tables())
 
     def main(self, description: str | None) -> None:
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

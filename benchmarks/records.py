@@ -53,8 +53,13 @@ def write_environment(folder: Path, command: str, **facts: Any) -> None:
     (folder / "environment.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
+def with_text_between(page: str, marks: tuple[str, str], text: str) -> str:
+    """The page with text between two marks of it."""
+    head, _, rest = page.partition(marks[0])
+    _, _, tail = rest.partition(marks[1])
+    return f"{head}{marks[0]}\n\n{text}\n{marks[1]}{tail}"
+
+
 def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
     """Put text between two marks of a page."""
-    head, _, rest = page.read_text().partition(marks[0])
-    _, _, tail = rest.partition(marks[1])
-    page.write_text(f"{head}{marks[0]}\n\n{text}\n{marks[1]}{tail}")
+    page.write_text(with_text_between(page.read_text(), marks, text))
