@@ -227,6 +227,19 @@ def test_dead_inputs_get_no_weights() -> None:
     assert torch.equal(weights[1], model[2].weight.data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("recipe", ["best", "pipelined"])
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_images_that_do_not_differ_explain_nothing(scale: float, recipe: str, dtype: torch.dtype) -> None:
+    """What is left of variances then is rounding, which no weights should be fitted to."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 5)).to(dtype)
+    x = (scale * torch.rand(1, 20, dtype=dtype)).repeat(64, 1)
+    snn = sc.convert(model, [x], 4, recipe)
+    weights = [snn.graph.tensors[n.op.weight] for n in snn.graph.nodes if isinstance(n.op, Linear)]
+    assert all(torch.equal(w, model[2 * i].weight) for i, w in enumerate(weights))
+
+
 def test_the_chunks_of_images_do_not_matter() -> None:
     x = inputs("resnet_block", 24)
     recipe = sc.Recipe(sc.MMSE(per_channel=True), (HALF, sc.ClosedFormWeights()))

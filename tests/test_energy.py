@@ -53,7 +53,11 @@ def terms(node: Node, snn: sc.SpikingNetwork, events: Tensor) -> float:
     return float(events.sum())
 
 
-@pytest.mark.parametrize("recipe", [sc.light(), sc.light(pool_to_conv=True)], ids=["pools", "pools with neurons"])
+@pytest.mark.parametrize(
+    "recipe",
+    [sc.light(), sc.light(pool_to_conv=True), sc.light(delay=2)],
+    ids=["pools", "pools with neurons", "firing delay"],
+)
 @pytest.mark.filterwarnings("ignore:pool_to_conv:spikecal.NoEffectWarning")
 @pytest.mark.parametrize("name", NETS)
 def test_operations_are_those_of_every_single_spike(name: str, recipe: sc.Recipe) -> None:
@@ -74,7 +78,8 @@ def test_operations_are_those_of_every_single_spike(name: str, recipe: sc.Recipe
         assert layer.spikes == pytest.approx(float(events.sum()) / 5)
         assert layer.synaptic_operations == pytest.approx(terms(node, snn, events.flatten(0, 1)) / 5)
         assert layer.multiply_accumulates == 0
-    assert operations.neuron_updates == snn.T * sum(prod(n.shape) for n in snn.graph.neurons)
+    steps = snn.T + recipe.delay  # from the first input to the last decision
+    assert operations.neuron_updates == steps * sum(prod(n.shape) for n in snn.graph.neurons)
     per_image = [sc.evaluate(snn, [x[i : i + 1]]).operations.synaptic_operations for i in range(5)]
     assert operations.synaptic_operations == pytest.approx(sum(per_image) / 5)
     assert operations.synaptic_operations_std == pytest.approx(float(torch.tensor(per_image).double().std()))

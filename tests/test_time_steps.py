@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +25,10 @@ def test_the_search_finds_the_smallest_T_in_few_trials(first: int, largest: int)
         tried.append(T)
         return first <= T
 
-    assert _smallest(enough, largest) == min(first, largest)
-    assert len(set(tried)) <= 2 * largest.bit_length()
+    found = _smallest(enough, largest)
+    assert found == min(first, largest)
+    assert found == next((T for T in reversed(tried) if first <= T), largest)  # the last one that was enough
+    assert len(set(tried)) == len(tried) <= 2 * largest.bit_length()
     assert all(1 <= T < max(2, largest) for T in tried)
 
 
@@ -46,6 +50,23 @@ def test_the_chosen_T_is_enough_and_the_largest_was_tried(search: sc.Search) -> 
     assert search.T - 1 in search.agreement or search.T == 1
     assert search.snn.recipe.name == "light"
     assert search.latencies == {T: T for T in search.agreement}
+
+
+def test_one_network_is_kept_at_a_time(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[sc.SpikingNetwork]] = []
+    alive: list[int] = []
+
+    def counted(*arguments: Any, **options: Any) -> sc.SpikingNetwork:
+        alive.append(sum(known() is not None for known in made))
+        snn = sc.convert(*arguments, **options)
+        made.append(weakref.ref(snn))
+        return snn
+
+    monkeypatch.setattr("spikecal.time_steps.convert", counted)
+    found = sc.find_T(sc.convert(digits_net(), [images[:2]], 1), [images], 1.0, "light", largest=16)
+    assert len(made) >= 3
+    assert max(alive) == 1
+    assert found.snn is next(known() for known in made if known() is not None)
 
 
 def test_more_loss_allowed_never_needs_more_steps(images: Tensor, search: sc.Search) -> None:

@@ -34,6 +34,7 @@ from .replay import Layer
 from .simulation import Neurons, Site, with_bias
 
 FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
+ROUNDING = 100  # a variance is a difference of sums: below so many times their precision nothing of it is real
 
 
 @dataclass(frozen=True)
@@ -232,16 +233,19 @@ class _Moments:
 
     def solution(self, ridge: float, other: _Moments | None, share: float) -> Tensor:
         """(groups, taps, outputs). The sums are used up."""
+        total = sum(samples for samples, _, _ in self.sums.values())
+        square = self.gram.diagonal(dim1=1, dim2=2).mean(1) / total  # (groups,)
         self.centre()
-        power = self.gram.diagonal(dim1=1, dim2=2).mean(1)  # (groups,)
-        power = torch.where(power > 0, power, 1.0)  # dead inputs: the solution is 0
+        power = self.gram.diagonal(dim1=1, dim2=2).mean(1)
+        varies = power > ROUNDING * torch.finfo(self.weight.dtype).eps * square  # else what is left of it is rounding
+        power = torch.where(varies, power, 1.0)
         if other is not None:
             other.centre()
             self.gram.add_(other.gram, alpha=share)
             self.cross.add_(other.cross, alpha=share)
         self.gram.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         found: Tensor = torch.linalg.solve(self.gram, self.cross)
-        return found
+        return torch.where(varies[:, None, None], found, 0)  # inputs that do not vary, or are dead, explain nothing
 
     def gain(self, solution: Tensor) -> float:
         """By how much a solution lowers the mean squared error of these samples, which must be centred."""

@@ -39,7 +39,7 @@ class Operations:
     """Everything that is computed for an image, on average."""
 
     layers: list[LayerOperations]
-    neuron_updates: int  # neurons × T
+    neuron_updates: int  # neurons × (T + their firing delay)
     weight_bytes: int
     state_bytes: int  # membrane potentials
     synaptic_operations_std: float  # of the total, over the images
@@ -123,6 +123,7 @@ class Ledger:
     def __init__(self, graph: Graph, sites: Mapping[str, Site], T: int) -> None:
         self.graph, self.T = graph, T
         self.heights, self.constant = spike_heights(graph, sites), _constant(graph)
+        self.delays = {name: site.delay for name, site in sites.items() if isinstance(site, Neurons)}
         self.fan_out = {
             (node.name, name): fan_out(graph, node, graph.by_name[name].shape)
             for node in graph.nodes
@@ -150,10 +151,11 @@ class Ledger:
     def result(self) -> Operations:
         totals = torch.cat(self.totals)
         neurons = sum(prod(node.shape) for node in self.graph.neurons)
+        waits = sum(prod(node.shape) * self.delays[node.name] for node in self.graph.neurons)
         weights = {node.op.weight for node in self.graph.nodes if isinstance(node.op, Conv | Linear)}
         return Operations(
             layers=[self._layer(*edge, len(totals)) for edge in self.fan_out],
-            neuron_updates=neurons * self.T,
+            neuron_updates=neurons * self.T + waits,
             weight_bytes=BYTES * sum(self.graph.tensors[name].numel() for name in weights),
             state_bytes=BYTES * neurons,
             synaptic_operations_std=float(totals.std()) if len(totals) > 1 else 0.0,

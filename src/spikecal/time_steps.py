@@ -79,17 +79,24 @@ def find_T(
         raise DataError(f"{len(order)} images are too few to keep some for the choice of T; give {HELD_OUT} or more")
     seen, kept = (tuple(x[part.to(x.device)] for x in images) for part in (order[held:], order[:held]))
     answers, tried = _answers(source.ann(*kept)), dict[int, float]()
-    found: dict[int, SpikingNetwork] = {}
 
-    def agreement(T: int) -> float:
-        if T not in tried:
-            found[T] = convert(source, [seen], T, recipe, memory=memory, seed=seed, progress=progress)
-            tried[T] = float((_answers(found[T](*kept)) == answers).double().mean())
-        return tried[T]
+    def attempt(T: int) -> SpikingNetwork:
+        snn = convert(source, [seen], T, recipe, memory=memory, seed=seed, progress=progress)
+        tried[T] = float((_answers(snn(*kept)) == answers).double().mean())
+        return snn
 
-    wanted_agreement = agreement(largest) - points / 100
-    T = _smallest(lambda T: agreement(T) >= wanted_agreement, largest)
-    return Search(found[T], dict(sorted(tried.items())), held, points)
+    found = attempt(largest)  # the only one that is kept: the last one that was enough is the smallest
+
+    def enough(T: int) -> bool:
+        nonlocal found
+        snn = attempt(T)
+        if tried[T] < tried[largest] - points / 100:
+            return False
+        found = snn
+        return True
+
+    _smallest(enough, largest)
+    return Search(found, dict(sorted(tried.items())), held, points)
 
 
 def _captured(model: Any, batches: Iterable[Any]) -> tuple[SpikingNetwork, Iterable[Any]]:
@@ -110,7 +117,7 @@ def _answers(y: Tensor) -> Tensor:
 
 
 def _smallest(enough: Callable[[int], bool], largest: int) -> int:
-    """The smallest T that is enough, if all above it are; the largest is."""
+    """The smallest T that is enough, if all above it are; the largest is, and is not asked about."""
     high = 1
     while high < largest and not enough(high):
         high *= 2
