@@ -80,6 +80,25 @@ def test_temporal_bias_equals_the_reference(signed: bool) -> None:
     assert any(taken_back) == signed
 
 
+def test_temporal_bias_goes_from_chunk_to_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk corrects what the ones before it have left, at a rate that makes `rounds` of all images together."""
+    rounds, rate = 2.0, 0.5
+    monkeypatch.setattr("spikecal.replay.chunk_of_images", lambda *_, **__: 16)
+    snn, x = network(sc.InitialPotential(), sc.TemporalBias(rate, rounds))
+    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).numpy()]  # as convert() draws them
+    train = np.broadcast_to(x, (T, *x.shape))
+    for (weight, bias), target, site in zip(layers(snn)[:-1], activations(snn, x), snn.sites.values(), strict=False):
+        current = train @ weight.T + bias
+        theta, v0 = site.threshold.numpy(), site.v0.numpy()
+        temporal = np.zeros((T, len(weight)))
+        for part in (slice(0, 16), slice(16, 32), slice(32, 40)):
+            share = min(rate, rate * rounds * (part.stop - part.start) / len(x))
+            more, _ = ftbc(current[:, part] + temporal[:, None], target[part], theta, v0, share)
+            temporal += more
+        np.testing.assert_allclose(site.temporal.numpy(), temporal, rtol=0, atol=1e-12)
+        _, train = ftbc(current + temporal[:, None], target, theta, v0, 0.0)
+
+
 def test_temporal_bias_is_honoured_saved_and_the_same_on_every_engine(tmp_path) -> None:
     snn, x = network(sc.TemporalBias())
     images = torch.from_numpy(x)
@@ -154,7 +173,7 @@ def test_potentials_are_calibrated_in_part() -> None:
 
 
 def test_a_negative_number_of_images_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be 0"):
+    with pytest.raises(sc.CalibrationError, match="must be 0"):
         sc.PotentialCalibration(images=-3)
 
 
@@ -302,13 +321,13 @@ def test_a_late_start_is_saved_and_the_same_on_every_engine(tmp_path: Path, opti
 
 @pytest.mark.parametrize("bad", [{"share": 1.0}, {"share": -0.1}, {"power": 0.0}])
 def test_a_start_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"a share in \[0, 1\) and a power above 0 are wanted"):
+    with pytest.raises(sc.CalibrationError, match=r"a share in \[0, 1\) and a power above 0 are wanted"):
         sc.LateStart(**bad)
 
 
 @pytest.mark.parametrize("root", [-1.0, float("nan"), float("inf")])
 def test_a_root_that_makes_no_sense_is_refused(root: float) -> None:
-    with pytest.raises(ValueError, match="a root of 0 or more is wanted"):
+    with pytest.raises(sc.CalibrationError, match="a root of 0 or more is wanted"):
         sc.LateStart(root=root)
 
 
@@ -355,7 +374,7 @@ def test_one_step_leaves_no_time_to_hesitate() -> None:
 
 @pytest.mark.parametrize("bad", [{"share": -0.1}, {"share": np.inf}, {"back": 1.5}, {"back": -0.5}])
 def test_a_hesitation_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"a share of 0 or more and back in \[0, 1\] are wanted"):
+    with pytest.raises(sc.CalibrationError, match=r"a share of 0 or more and back in \[0, 1\] are wanted"):
         sc.Hesitation(**bad)
 
 
@@ -396,7 +415,7 @@ def test_a_late_readout_goes_with_the_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_late_readout_must_read_something(share: float) -> None:
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
+    with pytest.raises(sc.CalibrationError, match=r"must be in \[0, 1\)"):
         sc.LateReadout(share)
 
 
@@ -497,7 +516,7 @@ def test_a_step_that_hardly_counts_does_not_blow_up_the_running_mean() -> None:
 
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_a_weighted_readout_needs_a_ridge(ridge: float) -> None:
-    with pytest.raises(ValueError, match="must be more than 0"):
+    with pytest.raises(sc.CalibrationError, match="must be more than 0"):
         sc.WeightedReadout(ridge)
 
 
@@ -596,7 +615,7 @@ def test_a_threshold_stays_where_an_output_hands_on_what_it_reads() -> None:
 
 @pytest.mark.parametrize("factors", [(), (1.0, 0.0), (-1.0,)])
 def test_factors_of_a_threshold_are_above_0(factors: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(sc.CalibrationError, match="above 0"):
         sc.OutputThreshold(factors)
 
 

@@ -322,7 +322,7 @@ def test_ridges_are_judged_with_the_rows_for_even_currents(share: float) -> None
     "bad", [{"ridge": 0.0}, {"ridge": ()}, {"ridge": (0.1, -1.0)}, {"ridge": float("nan")}, {"even": -1.0}, {"rows": 0}]
 )
 def test_values_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a ridge above 0"):
+    with pytest.raises(sc.CalibrationError, match="a ridge above 0"):
         sc.ClosedFormWeights(**bad)
 
 

@@ -25,7 +25,8 @@ def with_parts(result: sc.Evaluation, agreement: float = 0.5, **parts: float) ->
     none = sc.ErrorParts(0.0, 0.0, 0.0, 0.0)
     layers = [replace(layer, parts=none) for layer in result.layers]
     layers[-1] = replace(layers[-1], parts=replace(none, **parts))
-    return replace(result, layers=layers, agreement=agreement, agreement_over_time=[agreement] * result.T)
+    answers = {"agreement": agreement, "agreement_over_time": [agreement] * result.T, "accuracy": agreement}
+    return replace(result, layers=layers, **answers)
 
 
 def test_the_verdict_names_the_share_and_the_layer_that_loses_most(result: sc.Evaluation) -> None:
@@ -185,6 +186,38 @@ def test_multiplications_behind_pools_are_pointed_out(result: sc.Evaluation) -> 
     some = [replace(n, input="analog", multiply_accumulates=1e9) for n in result.operations.layers]
     said = " ".join(sc.advice(replace(result, operations=replace(result.operations, layers=some))))
     assert "100 % of the multiply-accumulates are behind pools or sums of spikes" in said
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "lost"),
+    [(0.9, False), (0.896, False), (0.89, True), (None, True)],
+    ids=["none", "little", "a point", "?"],
+)
+def test_where_nothing_is_lost_fewer_steps_are_proposed(
+    result: sc.Evaluation, accuracy: float | None, lost: bool
+) -> None:
+    expected = None if accuracy is None else 0.9
+    some = replace(with_parts(result, 0.95, flooring=0.1), accuracy=accuracy, ann_accuracy=expected, images=1000)
+    said = " ".join(sc.advice(some))
+    assert ("a smaller T may do" in said) != lost
+    assert ("raise T" in said) == lost
+
+
+@pytest.mark.parametrize(
+    ("agreements", "words"),
+    [
+        ([0, 0, 0, 0, 0.85, 0.885, 0.89, 0.9], None),  # the first steps do not count
+        ([0, 0, 0, 0, 0.5, 0.7, 0.8, 0.9], "Agreement rose by 20 points in the last 2 steps: a larger T brings more."),
+        ([0.9], None),
+    ],
+)
+def test_what_still_rises_at_the_end_rises_on(
+    result: sc.Evaluation, agreements: list[float], words: str | None
+) -> None:
+    T = len(agreements)
+    some = replace(with_parts(result, 0.9, flooring=0.1), agreement_over_time=agreements, accuracy=None, T=T, latency=T)
+    said = [line for line in sc.advice(some) if "a larger T" in line]
+    assert said == ([words] if words else [])
 
 
 def test_steps_before_the_first_output_are_no_reason_for_a_larger_T(result: sc.Evaluation) -> None:

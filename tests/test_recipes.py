@@ -142,7 +142,7 @@ def edited(**changes: Any) -> str:
         ("{}", "this is not a recipe: it has no 'version'"),
         (edited(version=2), "version 2; this spikecal reads version 1"),
         (edited(threshold=...), "this is not a recipe: it has no 'threshold'"),
-        (edited(steps=3), "this is not a recipe"),
+        (edited(steps=3), "the steps of a recipe must be a list, not 3"),
         (edited(colour="red"), "Recipe has no 'colour'; it has threshold, steps, name, pool_to_conv"),
         (edited(name=3), "name of Recipe must be a text, not 3"),
         (edited(delay=0.5), "delay of Recipe must be a whole number, not 0.5"),
@@ -185,8 +185,11 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "MMSE", "lost": "x"}), "MMSE cannot be made of {'lost': 'x'}"),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": -1}]), r"made of .*: a ridge above 0"),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": "x"}]), r"ClosedFormWeights cannot be made of"),
-        (edited(threshold="MMSE"), "this is not a recipe"),
-        (edited(steps=[{"fraction": 0.5}]), "this is not a recipe: it has no 'kind'"),
+        (edited(threshold="MMSE"), "a threshold rule must be an object with a 'kind' and its fields, not 'MMSE'"),
+        (
+            edited(steps=[{"fraction": 0.5}]),
+            "a calibration step must be an object with a 'kind' .*, not {'fraction': 0.5}",
+        ),
         (edited(calibration_images=0), "at least one image"),
         (edited(calibration_images="many"), "at least one image"),
         (edited(image_steps=-1), "image_steps must be a whole number of at least 0, not -1"),
@@ -233,6 +236,11 @@ def test_the_name_of_a_file_is_no_recipe() -> None:
 def test_a_recipe_that_was_not_called_is_refused() -> None:
     with pytest.raises(sc.CalibrationError, match=r"a recipe is made by calling light: write light\(\)"):
         find_recipe(sc.light)  # type: ignore[arg-type]
+
+
+def test_a_threshold_rule_is_no_recipe() -> None:
+    with pytest.raises(sc.CalibrationError, match=r"a part of a recipe: write Recipe\(MMSE\(grid=100"):
+        find_recipe(MMSE)  # type: ignore[arg-type]
 
 
 class OfOnesOwn:

@@ -85,7 +85,7 @@ def test_percentile_is_exact_for_any_numbers(x: np.ndarray, q: float) -> None:
 
 @pytest.mark.parametrize("q", [0.0, -0.1, 1.1, float("nan")])
 def test_a_percentile_outside_of_0_to_1_is_refused(q: float) -> None:
-    with pytest.raises(ValueError, match="q must be in"):
+    with pytest.raises(sc.CalibrationError, match="q must be in"):
         sc.Percentile(q)
 
 
@@ -212,7 +212,7 @@ def test_memory_does_not_depend_on_the_shift(shift: float) -> None:
     ],
 )
 def test_a_grid_or_shift_without_meaning_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(sc.CalibrationError, match="must"):
         sc.MMSE(**bad)
 
 
@@ -241,7 +241,7 @@ def test_more_balancing_clips_less() -> None:
 
 
 def test_balancing_without_iterations_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one iteration"):
+    with pytest.raises(sc.CalibrationError, match="at least one iteration"):
         sc.LTB(0)
 
 

@@ -91,8 +91,9 @@ def test_a_stream_and_a_spiking_network_will_do(images: Tensor, search: sc.Searc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"points": -1.0}, "must be 0 or more, not -1.0"),
-        ({"points": float("nan")}, "must be 0 or more"),
+        ({"points": -1.0}, "must be between 0 and 100, not -1.0"),
+        ({"points": 101}, "must be between 0 and 100, not 101"),
+        ({"points": float("nan")}, "must be between 0 and 100"),
         ({"largest": 0}, "at least 1, not 0"),
         ({"batches": []}, "there are no calibration images"),
         ({"batches": [torch.zeros(3, 1, 8, 8)]}, "3 images are too few to keep some"),

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .errors import CalibrationError
 from .functional import channel_mean, clip_floor_error
 from .replay import Layer
 from .simulation import Neurons, with_bias
@@ -70,7 +71,7 @@ class PotentialCalibration:
 
     def __post_init__(self) -> None:
         if self.images < 0:
-            raise ValueError(f"the number of images must be 0 (all) or more, not {self.images}")
+            raise CalibrationError(f"the number of images must be 0 (all) or more, not {self.images}")
 
     def apply(self, layer: Layer) -> None:
         e = layer.mean_error(self.images)  # (C, ...)
@@ -115,7 +116,7 @@ def checked_factors(factors: Iterable[float]) -> tuple[float, ...]:
     """Of thresholds."""
     factors = tuple(factors)
     if not factors or not all(0 < f < inf for f in factors):
-        raise ValueError(f"there must be factors, all of them above 0 and finite, not {factors}")
+        raise CalibrationError(f"there must be factors, all of them above 0 and finite, not {factors}")
     return factors
 
 
@@ -146,7 +147,7 @@ class WeightCalibration:
 
     def __post_init__(self) -> None:
         if self.iterations < 0 or self.batch_size < 1 or not self.lr > 0:
-            raise ValueError("iterations must be 0 or more, a batch have an image at least, and lr be above 0")
+            raise CalibrationError("iterations must be 0 or more, a batch have an image at least, and lr be above 0")
 
     def apply(self, layer: Layer) -> None:
         weights = {name: layer.graph.tensors[name].clone().requires_grad_() for name in layer.weights}

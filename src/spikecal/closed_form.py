@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .calibration import NoEffectWarning
+from .errors import CalibrationError
 from .graph import Graph, Node
 from .ops import Add, Conv, Linear
 from .replay import Layer
@@ -59,7 +60,7 @@ class ClosedFormWeights:
         if isinstance(self.ridge, list):  # from JSON
             object.__setattr__(self, "ridge", tuple(self.ridge))
         if not (self._ridges and all(0 < r < inf for r in self._ridges) and 0 <= self.even < inf and self.rows >= 1):
-            raise ValueError(
+            raise CalibrationError(
                 "a ridge above 0, rows for even currents that weigh 0 or more, and at least one position are wanted, "
                 f"not ridge={self.ridge}, even={self.even} and rows={self.rows}"
             )

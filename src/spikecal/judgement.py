@@ -134,6 +134,8 @@ def _about_loss(result: Evaluation) -> list[str]:
     """If the answers differ from the ANN's: what dominates, and what helps against it."""
     if result.agreement is None or result.agreement > 0.99:
         return []
+    if _loses_nothing(result):
+        return ["In accuracy next to nothing is lost: a smaller T may do, which find_T (--auto-T) finds."]
     sums = {kind: sum(own_parts(layer)[kind] for layer in result.layers) for kind in MADE_HERE}
     if not any(sums.values()):
         return []
@@ -151,11 +153,19 @@ def _about_loss(result: Evaluation) -> list[str]:
     else:
         cure = "thresholds are low: give more images to find them, or raise T"
     found.append(f"{share:.0f} % of the error that layers make is {most}; {cure}.")
-    half = result.agreement_over_time[result.latency - result.T + (result.T - 1) // 2]  # of the steps with an output
-    if result.agreement - half > 0.05:
-        points = 100 * (result.agreement - half)
-        found.append(f"Agreement rose by {points:.0f} points in the second half of the steps: a larger T brings more.")
+    quarter = max(1, result.T // 4)  # in the first steps outputs may not count, or nothing has arrived at them
+    points = 100 * (result.agreement - result.agreement_over_time[-1 - quarter]) if quarter < result.T else 0
+    if points > 2:
+        steps = "step" if quarter == 1 else f"{quarter} steps"
+        found.append(f"Agreement rose by {points:.0f} points in the last {steps}: a larger T brings more.")
     return found
+
+
+def _loses_nothing(result: Evaluation) -> bool:
+    """Whether the network is as often right as an ANN that is worth something, within half a point."""
+    if result.accuracy is None or result.ann_accuracy is None or result.T == 1:
+        return False
+    return result.accuracy >= result.ann_accuracy - 0.005 and result.ann_accuracy >= _near_chance(result)
 
 
 def _about_layers(result: Evaluation) -> list[str]:

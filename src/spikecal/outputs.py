@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .calibration import checked_factors, scaled
+from .errors import CalibrationError
 from .functional import clip_floor
 from .replay import Layer
 from .segments import Segment
@@ -76,7 +77,7 @@ class LateReadout:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
-            raise ValueError(f"the share of steps that do not count must be in [0, 1), not {self.share}")
+            raise CalibrationError(f"the share of steps that do not count must be in [0, 1), not {self.share}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Readout):
@@ -100,7 +101,7 @@ class WeightedReadout:
 
     def __post_init__(self) -> None:
         if not self.ridge > 0:
-            raise ValueError(f"the ridge must be more than 0, not {self.ridge}")
+            raise CalibrationError(f"the ridge must be more than 0, not {self.ridge}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Readout):

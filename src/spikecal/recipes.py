@@ -108,6 +108,8 @@ class Recipe:
                 raise CalibrationError(f"this recipe has version {version}; this spikecal reads version {_VERSION}")
             _check_names(data, Recipe)
             data["threshold"] = _part_from_dict(data["threshold"], _RULES)
+            if not isinstance(data["steps"], list):
+                raise CalibrationError(f"the steps of a recipe must be a list, not {data['steps']!r}")
             data["steps"] = tuple(_part_from_dict(s, _STEPS) for s in data["steps"])
             return Recipe(**data)
         except KeyError as e:
@@ -171,15 +173,17 @@ def _part_to_dict(part: Any) -> dict[str, Any]:
 
 
 def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    what = "threshold rule" if known is _RULES else "calibration step"
+    if not isinstance(data, Mapping) or "kind" not in data:
+        raise CalibrationError(f"a {what} must be an object with a 'kind' and its fields, not {data!r}")
     data = dict(data)
     kind = data.pop("kind")
     if kind not in known:
-        what = "threshold rule" if known is _RULES else "calibration step"
         raise CalibrationError(f"there is no {what} {kind!r}; choose one of {', '.join(known)}")
     _check_names(data, known[kind])
     try:
         return known[kind](**data)
-    except (TypeError, ValueError) as e:
+    except (TypeError, CalibrationError) as e:
         raise CalibrationError(f"{kind} cannot be made of {data}: {e}") from e
 
 
@@ -274,6 +278,8 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
     if callable(recipe):
         name = getattr(recipe, "__name__", "it")
         raise CalibrationError(f"a recipe is made by calling {name}: write {name}()")
+    if callable(getattr(recipe, "accumulator", None)):
+        raise CalibrationError(f"a threshold rule is a part of a recipe: write Recipe({recipe!r})")
     if not isinstance(recipe, str) or recipe not in RECIPES:
         hint = "; a file is read by Recipe.from_json(Path(...).read_text())" if str(recipe).endswith(".json") else ""
         raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}{hint}")

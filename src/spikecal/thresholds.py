@@ -86,7 +86,7 @@ class Percentile:
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
-            raise ValueError(f"the percentile q must be in (0, 1], not {self.q}")
+            raise CalibrationError(f"the percentile q must be in (0, 1], not {self.q}")
 
     def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _Quantile(self.q)
@@ -166,15 +166,15 @@ class MMSE:
 
     def __post_init__(self) -> None:
         if self.grid < 1:
-            raise ValueError(f"the grid must have at least one value, not {self.grid}")
+            raise CalibrationError(f"the grid must have at least one value, not {self.grid}")
         if not 0 <= self.shift < 1:
-            raise ValueError(f"the shift must be in [0, 1), not {self.shift}")
+            raise CalibrationError(f"the shift must be in [0, 1), not {self.shift}")
         if abs(_as_fraction(self.shift) - self.shift) > 1e-9:
-            raise ValueError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
+            raise CalibrationError(f"the shift must be a fraction with a denominator of at most 64, not {self.shift}")
         if not 0 <= self.lost < inf:
-            raise ValueError(f"what is lost of the shift must be 0 or more, not {self.lost}")
+            raise CalibrationError(f"what is lost of the shift must be 0 or more, not {self.lost}")
         if not 0 <= self.regained <= self.lost:
-            raise ValueError(f"what is regained must be between 0 and the {self.lost} lost, not {self.regained}")
+            raise CalibrationError(f"what is regained must be between 0 and the {self.lost} lost, not {self.regained}")
 
     def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _LeastError(T=T, grid=self.grid, shift=self.shift_left(T, depth))
@@ -319,7 +319,7 @@ class LTB:
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
-            raise ValueError(f"local threshold balancing needs at least one iteration, not {self.iterations}")
+            raise CalibrationError(f"local threshold balancing needs at least one iteration, not {self.iterations}")
 
     def accumulator(self, T: int, depth: float = 1.0) -> Accumulator:
         return _Balance(iterations=self.iterations)

@@ -59,8 +59,8 @@ def find_T(
     T is doubled until it is enough, then the gap below it halved: at most 14 conversions for 128. The fewer images
     are held out, the coarser the agreement: of 100, each is a point.
     """
-    if not points >= 0:
-        raise CalibrationError(f"the points that may be lost must be 0 or more, not {points!r}")
+    if not 0 <= points <= 100:
+        raise CalibrationError(f"the points that may be lost must be between 0 and 100, not {points!r}")
     if largest < 1:
         raise CalibrationError(f"the largest T must be at least 1, not {largest!r}")
     if isinstance(model, str | os.PathLike):

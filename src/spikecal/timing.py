@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .calibration import BiasCalibration, scaled
+from .errors import CalibrationError
 from .functional import channel_mean, delayed, signs
 from .replay import Layer
 from .simulation import Neurons
@@ -30,9 +31,11 @@ class LateStart:
 
     def __post_init__(self) -> None:
         if not (0 <= self.share < 1 and self.power > 0):
-            raise ValueError(f"a share in [0, 1) and a power above 0 are wanted, not {self.share} and {self.power}")
+            raise CalibrationError(
+                f"a share in [0, 1) and a power above 0 are wanted, not {self.share} and {self.power}"
+            )
         if self.root is not None and not 0 <= self.root < inf:
-            raise ValueError(f"a root of 0 or more is wanted, or none, not {self.root}")
+            raise CalibrationError(f"a root of 0 or more is wanted, or none, not {self.root}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
@@ -58,7 +61,7 @@ class TemporalBias:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and self.rounds > 0):
-            raise ValueError(f"rate and rounds must be above 0, not {self.rate} and {self.rounds}")
+            raise CalibrationError(f"rate and rounds must be above 0, not {self.rate} and {self.rounds}")
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
@@ -136,7 +139,9 @@ class Hesitation:
 
     def __post_init__(self) -> None:
         if not (0 <= self.share < inf and 0 <= self.back <= 1):
-            raise ValueError(f"a share of 0 or more and back in [0, 1] are wanted, not {self.share} and {self.back}")
+            raise CalibrationError(
+                f"a share of 0 or more and back in [0, 1] are wanted, not {self.share} and {self.back}"
+            )
 
     def apply(self, layer: Layer) -> None:
         if not isinstance(layer.site, Neurons):
