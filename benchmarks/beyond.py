@@ -26,6 +26,7 @@ RECIPES = {
     "light": sc.light(),
     "advanced": sc.advanced(iterations=200, lr=3e-4, calibration_images=128),
     "FTBC": FTBC,
+    "FTBC with 1024 images": replace(FTBC, calibration_images=1024),
     "best": sc.best(),
     "pipelined without hesitation": replace(
         PIPELINED, name="custom", steps=[s for s in PIPELINED.steps if s != HESITATION]

@@ -97,6 +97,40 @@ def test_recipes_with_currents_of_their_own_fire_as_they_do_on_one_clock(name: s
         torch.testing.assert_close(train, spikes[site], rtol=0, atol=1e-9)
 
 
+MIXED = sc.Recipe(
+    sc.MMSE(per_channel=True),
+    (sc.FiringDelay(2, behind=0.5), sc.InitialPotential(), sc.ClosedFormWeights(), sc.EvenCurrent(), sc.Hesitation()),
+)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_layers_of_different_delays_fire_as_they_do_on_one_clock(name: str) -> None:
+    snn = delayed(name, 0, recipe=MIXED)
+    x = inputs(name, 3, seed=5)
+    spikes, _ = on_one_clock(snn, x)
+    for site, train in spike_trains(snn, *x).items():
+        torch.testing.assert_close(train, spikes[site], rtol=0, atol=1e-9)
+
+
+def test_layers_behind_a_depth_wait(tmp_path) -> None:
+    snn = delayed("resnet_block", 0, recipe=MIXED)
+    depths = {n.name: snn.graph.relative_depth(n.name) for n in snn.graph.neurons}
+    delays = {name: site.delay for name, site in snn.sites.items() if isinstance(site, Neurons)}
+    assert delays == {name: 2 * (depth > 0.5) for name, depth in depths.items()}
+    assert snn.latency == snn.T + sum(delays.values())  # they stand in a row
+    assert set(delays.values()) == {0, 2}
+    snn.save(tmp_path / "net.spk")
+    again, x = sc.load(tmp_path / "net.spk"), inputs("resnet_block", 4, seed=5)
+    assert (again.latency, again.recipe) == (snn.latency, snn.recipe)
+    assert torch.equal(again(*x), snn(*x))
+
+
+@pytest.mark.parametrize("bad", [{"steps": -1}, {"behind": 1.5}, {"behind": float("nan")}])
+def test_delays_that_make_no_sense_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(sc.CalibrationError, match=r"steps of 0 or more and a depth in \[0, 1\] are wanted"):
+        sc.FiringDelay(**bad)  # type: ignore[arg-type]
+
+
 def test_the_nets_hold_what_this_test_needs() -> None:
     assert any(isinstance(n.op, Peak) for n in captured("maxpool_stem").nodes)
     assert {*NETS} <= {*zoo.ZOO, *zoo.MAXPOOL}

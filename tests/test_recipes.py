@@ -97,6 +97,7 @@ STEPS = {
     sc.WeightCalibration: (st.integers(0, 9999), st.floats(1e-9, 1.0), shares, st.integers(1, 256)),
     sc.ClosedFormWeights: (positive | st.lists(positive, min_size=1), st.booleans(), st.integers(1, 9999)),
     sc.TemporalBias: (positive, positive),
+    sc.FiringDelay: (st.integers(0, 3), st.floats(0, 1)),
     sc.LateStart: (st.floats(0, 0.99), positive, st.none() | shares),
     sc.EvenCurrent: (),
     sc.Hesitation: (shares, shares),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .time_steps import Search as Search, find_T as find_T
     from .timing import (
         EvenCurrent as EvenCurrent,
+        FiringDelay as FiringDelay,
         Hesitation as Hesitation,
         LateStart as LateStart,
         TemporalBias as TemporalBias,
@@ -76,7 +77,7 @@ _NAMES = {
     "report": "write_comparison write_report",
     "thresholds": "LTB MMSE MaxActivation Percentile",
     "time_steps": "Search find_T",
-    "timing": "EvenCurrent Hesitation LateStart TemporalBias",
+    "timing": "EvenCurrent FiringDelay Hesitation LateStart TemporalBias",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

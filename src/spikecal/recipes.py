@@ -21,7 +21,7 @@ from .closed_form import ClosedFormWeights
 from .errors import CalibrationError
 from .outputs import LateReadout, OutputThreshold, WeightedReadout
 from .thresholds import LTB, MMSE, MaxActivation, Percentile, ThresholdRule
-from .timing import EvenCurrent, Hesitation, LateStart, TemporalBias
+from .timing import EvenCurrent, FiringDelay, Hesitation, LateStart, TemporalBias
 
 _RULES = {cls.__name__: cls for cls in (LTB, MMSE, MaxActivation, Percentile)}
 _STEPS = {
@@ -34,6 +34,7 @@ _STEPS = {
         WeightCalibration,
         ClosedFormWeights,
         TemporalBias,
+        FiringDelay,
         LateStart,
         EvenCurrent,
         Hesitation,

@@ -16,6 +16,28 @@ from .simulation import Neurons
 
 
 @dataclass(frozen=True)
+class FiringDelay:
+    """Layers that lie deeper than `behind`, 1 being the last, begin to fire `steps` after their input begins.
+
+    `Recipe(delay=...)` is that for all layers. Errors pile up with depth, so a delay pays most behind the middle of a
+    network; the latency grows by the layers that wait on the longest way. Put it in front of all steps but `LateStart`.
+    """
+
+    steps: int = 1
+    behind: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 <= self.behind <= 1:
+            raise CalibrationError(
+                f"steps of 0 or more and a depth in [0, 1] are wanted, not {self.steps} and {self.behind}"
+            )
+
+    def apply(self, layer: Layer) -> None:
+        if isinstance(layer.site, Neurons) and layer.depth > self.behind:
+            layer.site = replace(layer.site, delay=self.steps)
+
+
+@dataclass(frozen=True)
 class LateStart:
     """Neurons deep in the network fire from step ⌊latest·f^power + ½⌋ on, and keep what arrives before.
 
