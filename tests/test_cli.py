@@ -291,6 +291,13 @@ def test_inspect_gives_json_of_a_model_that_decides_by_its_images(folder: Path) 
     assert re.fullmatch(r"forward \(cli_models.py:\d+\)", found["refused"][0]["where"])
 
 
+def test_inspect_of_a_wrong_shape_says_so(folder: Path) -> None:
+    result = run("inspect", "cli_models:Small", "--input", "3,8,8")
+    assert result.code == 4
+    assert "the model cannot run on images of shape (3, 8, 8); check their channels and size" in result.err
+    assert "torch.export" not in result.err
+
+
 def test_inspect_needs_the_shape_of_an_image(folder: Path) -> None:
     result = run("inspect", "cli_models:Small")
     assert result.code == 2
@@ -557,7 +564,7 @@ WRONG_CONVERSIONS = [
     ({"--mean": "a,b"}, 2, "'a,b' is not a list of numbers such as"),
     ({"--recipe": "heavy"}, 2, "there is no recipe 'heavy'; choose one of"),
     ({"--recipe": "nowhere.json"}, 2, "cannot read the recipe nowhere.json"),
-    ({"--recipe": "bad.json"}, 2, "bad.json: this is not a recipe"),
+    ({"--recipe": "bad.json"}, 2, "bad.json: a threshold rule must be an object"),
     ({"--memory": "much"}, 2, "cannot read the memory budget 'much'"),
     ({"--data": "nowhere"}, 4, "there is no file or folder 'nowhere'"),
     ({"--data": "empty"}, 4, "there are no images in 'empty'"),

@@ -73,9 +73,11 @@ def load(path: str | os.PathLike[str]) -> SpikingNetwork:
             raise CheckpointError(f"{path} is a folder; name the .spk file in it") from e
         if path.suffix != ".spk":
             raise CheckpointError(
-                f"{path.name} is not a spiking network: load() reads the .spk files of save(), convert() takes models"
+                f"{path.name} is not a spiking network, a .spk file: a model must be converted to one first"
             ) from e
-        raise CheckpointError(f"{path.name} is truncated, or not a spikecal file: {e}") from e
+        raise CheckpointError(
+            f"{path.name} is truncated, or not a spikecal file; copy it again, or convert the model again ({e})"
+        ) from e
     if metadata.get("format") != FORMAT or "header" not in metadata:
         raise CheckpointError(f"{path.name} is a safetensors file, but not a spiking network of spikecal")
     if metadata.get("sha256") != _digest(metadata["header"], tensors):

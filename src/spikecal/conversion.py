@@ -243,7 +243,7 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
     images = tuple(x.to(parameter.device, parameter.dtype) for x in images)
     few = [x[:2] for x in images]
     if not isinstance(model, OnnxNetwork):  # which has operators, perhaps, that do not run
-        _result_of(model, few)
+        result_of(model, few)
     graph = capture(model, few)
     check_tensors(graph)
     _check_captured(graph, model, images)
@@ -252,9 +252,9 @@ def _graph_and_images(model: Any, batches: Iterable[Any], limit: int) -> tuple[G
 
 def _check_captured(graph: Graph, model: nn.Module, images: Inputs) -> None:
     """Raise unless the graph computes what the model gives for two images, and for one alone."""
-    check_twin(_result_of(model, [x[:2] for x in images]), graph, [x[:2] for x in images])
+    check_twin(result_of(model, [x[:2] for x in images]), graph, [x[:2] for x in images])
     with suppress(DataError):  # a model need not run on a single image
-        check_twin(_result_of(model, [x[:1] for x in images]), graph, [x[:1] for x in images])
+        check_twin(result_of(model, [x[:1] for x in images]), graph, [x[:1] for x in images])
 
 
 def _unwrapped(model: Any) -> nn.Module:
@@ -294,7 +294,7 @@ def open_model(path: Path) -> nn.Module | ExportedProgram | SpikingNetwork:
         log.setLevel(level)
 
 
-def _result_of(model: nn.Module, images: Sequence[Tensor]) -> Any:
+def result_of(model: nn.Module, images: Sequence[Tensor]) -> Any:
     """What the model gives in eval mode. It gets copies of images and buffers: it may write to them."""
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         buffers = {name: b.clone() for name, b in model.named_buffers()}

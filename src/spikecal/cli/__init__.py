@@ -489,7 +489,8 @@ def _recipe(name: str | None, model: object, pool_to_conv: bool, images: int | N
         try:
             recipe = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as e:
-            raise CalibrationError(f"cannot read the recipe {name}: {e}") from e
+            why = e.strerror if isinstance(e, OSError) else e
+            raise CalibrationError(f"cannot read the recipe {name}: {why}") from e
         except CalibrationError as e:
             raise CalibrationError(f"{name}: {e}") from e
     else:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from ..capture import survey
 from ..checkpoint import load
-from ..conversion import MODEL_FILES, open_model
+from ..conversion import MODEL_FILES, open_model, result_of
 from ..errors import Refusal
 from ..graph import Graph
 from ..network import SpikingNetwork
@@ -53,4 +53,7 @@ def surveyed(model: Found, shapes: Sequence[tuple[int, ...]]) -> tuple[Graph, tu
             param_hint="'--input'",
         )
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return survey(model, [torch.rand(2, *s, dtype=like.dtype, device=like.device) for s in shapes])
+    example = [torch.rand(2, *s, dtype=like.dtype, device=like.device) for s in shapes]
+    if not isinstance(model, OnnxNetwork):  # which has operators, perhaps, that do not run
+        result_of(model, example)
+    return survey(model, example)
