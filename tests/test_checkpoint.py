@@ -224,7 +224,7 @@ def test_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["net.pth", "net.pt2", "net.onnx", "net"])
 def test_a_file_of_another_kind(name: str, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, tmp_path / name)
-    with pytest.raises(sc.CheckpointError, match=f"{name} is not a spiking network, a .spk file: a model must be converted"):
+    with pytest.raises(sc.CheckpointError, match=f"{name} is not a spiking network, a .spk file: a model must be"):
         sc.load(tmp_path / name)
 
 
