@@ -104,6 +104,19 @@ def test_the_table_sorts_and_filters(browser: Any) -> None:
     assert texts(browser, "#layers tbody td:first-child") == ["stem.2"]
 
 
+def test_a_report_of_an_evaluation_hides_what_needs_images(browser: Any, folder: Path) -> None:
+    snn = sc.convert(digits_net(), load_data("digits", split="train", limit=64).batches(), 4)
+    result = sc.evaluate(snn, load_data("digits", split="test", limit=64).batches())
+    sc.write_report(result, folder / "evaluation.html")
+    browser.get((folder / "evaluation.html").as_uri())
+    drawn = [chart for chart in browser.find_elements("css selector", ".chart") if chart.is_displayed()]
+    assert len(drawn) == 8
+    assert all(chart.find_elements("css selector", "svg.main-svg") for chart in drawn)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert "before" not in " ".join(texts(browser, "#layers th"))
+    assert browser.save_screenshot(str(folder / "evaluation.png"))
+
+
 def test_networks_are_compared(browser: Any, folder: Path) -> None:
     test = load_data("digits", split="test", limit=64).batches()
     nets = [sc.convert(digits_net(), load_data("digits", split="train", limit=64).batches(), T) for T in (2, 4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,21 @@ def test_the_numbers_are_those_of_the_evaluation(page: str) -> None:
         assert shown["error"] == pytest.approx(layer.error)
     total = sum(layer["synaptic_operations"] for layer in data["operations"]["layers"])
     assert total == pytest.approx(result.operations.synaptic_operations)
+
+
+def test_an_evaluation_alone_can_be_drawn(tmp_path: Path) -> None:
+    snn, path = converted("resnet_block"), tmp_path / "report.html"
+    result = sc.evaluate(snn, [(X, Y)])
+    assert sc.write_report(result, path, title="A net", classes="abcde") is result
+    data = data_of(path.read_text(encoding="utf-8"))
+    assert (data["title"], data["class_names"], data["sample"]) == ("A net", list("abcde"), 0)
+    assert (data["verdict"], data["advice"]) == (sc.verdict(result), sc.advice(result))
+    assert {key: data[key] for key in result.to_dict() if key != "layers"} == {
+        key: value for key, value in json.loads(json.dumps(result.to_dict())).items() if key != "layers"
+    }
+    assert [layer["after"] for layer in data["layers"]] == [layer.error for layer in result.layers]
+    assert {layer["before"] for layer in data["layers"]} == {None}
+    assert not any("raster" in layer for layer in data["layers"])
 
 
 def test_histograms_and_rasters_hold_every_value(page: str) -> None:
@@ -154,6 +170,15 @@ def test_what_cannot_be_reported_is_refused_in_words(tmp_path: Path) -> None:
         sc.compare("mine.spk", [X])
     with pytest.raises(sc.DataError, match=r"there is no folder .*nowhere to write report\.html into"):
         sc.write_report(snn, [X], tmp_path / "nowhere" / "report.html")
+    for wrong, words in ((([X],), "not to a list"), (([X], path), "has seen its images")):
+        with pytest.raises(sc.DataError, match=words):
+            sc.write_report(sc.evaluate(snn, [X]), *wrong)  # type: ignore[call-overload]
+    with pytest.raises(sc.DataError, match=r"needs images: write_report\(snn, loader, path\)"):
+        sc.write_report(snn, path)  # type: ignore[call-overload]
+    unclassified = replace(sc.evaluate(snn, [X]), classes=0)
+    with pytest.raises(sc.DataError, match="of a network that classifies"):
+        sc.write_report(unclassified, path)
+    assert not path.exists()
     scores = sc.compare([snn], [X], metric=lambda result, wanted: (result - wanted).square().mean())
     with pytest.raises(sc.DataError, match="not of metrics"):
         sc.write_comparison(scores, path)

@@ -11,10 +11,10 @@ import os
 import platform
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -35,38 +35,83 @@ SAMPLE = 64  # images for histograms and for the error before calibration
 SHOWN = 4  # images of which spikes are shown
 ROWS = 64  # neurons in a raster
 BINS = 40
+NOT_CLASSIFYING = "a report is of a network that classifies; evaluate() takes a metric= for others"
+
+Place = str | os.PathLike[str]
 
 
+@overload
 def write_report(
-    snn: SpikingNetwork | str | os.PathLike[str],
+    result: Evaluation, path: Place, /, *, title: str = ..., command: str = ..., classes: Sequence[str] = ...
+) -> Evaluation: ...
+@overload
+def write_report(
+    snn: SpikingNetwork | Place,
     loader: Iterable[Any],
-    path: str | os.PathLike[str],
+    path: Place,
+    *,
+    title: str = ...,
+    command: str = ...,
+    classes: Sequence[str] = ...,
+    progress: bool = ...,
+) -> Evaluation: ...
+def write_report(
+    snn: Evaluation | SpikingNetwork | Place,
+    loader: Any,
+    path: Place | None = None,
     *,
     title: str = "Spiking network",
     command: str = "",
     classes: Sequence[str] = (),
     progress: bool = False,
 ) -> Evaluation:
-    """Evaluate a network on labelled batches (x, y) and write what was found as one HTML file.
+    """Write what was found about a network as one HTML file.
+
+    write_report(result, path): what is in an Evaluation.
+    write_report(snn, loader, path): evaluate a network, or the .spk file of one, on labelled batches (x, y), and show
+    also what only images tell: errors before calibration, histograms and spikes.
 
     classes: their names by index, if they have any.
     """
+    if isinstance(snn, Evaluation):
+        if path is not None:
+            raise DataError("an Evaluation has seen its images: write_report(result, path) takes no others")
+        result, path = snn, _writable(loader)
+        if not result.classes:
+            raise DataError(NOT_CLASSIFYING)
+        data = summary(result)
+    else:
+        if path is None:
+            raise DataError("a report of a network needs images: write_report(snn, loader, path)")
+        path = _writable(path)
+        result, data = _evaluated(snn, loader, progress)
+    data |= {"title": title, "command": command, "class_names": list(classes)}
+    with replacing(path) as temporary:
+        temporary.write_text(render("page.html", data), encoding="utf-8")
+    return result
+
+
+def _writable(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise DataError(f"a report is written to the path of a file, not to a {type(path).__name__}")
+    if not Path(path).parent.is_dir():
+        raise DataError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
+    return Path(path)
+
+
+def _evaluated(snn: SpikingNetwork | Place, loader: Iterable[Any], progress: bool) -> tuple[Evaluation, dict[str, Any]]:
     if isinstance(snn, str | os.PathLike):
         snn = load(snn)
     if not isinstance(snn, SpikingNetwork):
-        raise UnsupportedModelError(f"a report is of a SpikingNetwork or a .spk file, not of a {type(snn).__name__}")
+        raise UnsupportedModelError(
+            f"a report is of an Evaluation, a SpikingNetwork or a .spk file, not of a {type(snn).__name__}"
+        )
     if not gives_class_scores(snn.graph):
-        raise DataError("a report is of a network that classifies; evaluate() takes a metric= for others")
-    if not Path(path).parent.is_dir():
-        raise DataError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
+        raise DataError(NOT_CLASSIFYING)
     sample = _Sample(len(snn.graph.inputs))
     result = evaluate(snn, sample.of(loader), progress=progress)
     images = fit_inputs(snn.graph, tuple(torch.stack(part) for part in zip(*sample.images, strict=True)))
-    data = {**collect(snn, result, images), "title": title, "command": command}
-    data["class_names"] = list(classes)
-    with replacing(Path(path)) as temporary:
-        temporary.write_text(render("page.html", data), encoding="utf-8")
-    return result
+    return result, collect(snn, result, images)
 
 
 class _Sample:
@@ -117,25 +162,17 @@ def render(template: str, data: dict[str, Any]) -> str:
     return pages.get_template(template).render(title=data["title"], data=harmless, plotly=get_plotlyjs())
 
 
-def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str, Any]:
-    """Everything that the page shows, as plain numbers and text."""
-    before, after = (_errors(net, images) for net in (uncalibrated(snn), snn))
-    if not snn.recipe.steps:
-        before = dict.fromkeys(before)  # nothing was done
-    pictures = _pictures(snn, images)
-    layers = [
-        {**asdict(layer), "before": before[layer.name], "after": after[layer.name], **pictures[layer.name]}
-        for layer in result.layers
-    ]
-    numbers = {key: value for key, value in result.to_dict().items() if key != "layers"}
+def summary(result: Evaluation) -> dict[str, Any]:
+    """What the page shows of an evaluation alone, as plain numbers and text."""
+    numbers = result.to_dict()
+    layers = [{**layer, "before": None, "after": layer["error"]} for layer in numbers["layers"]]
     return {
         **numbers,
         "layers": layers,
         "verdict": verdict(result),
         "advice": advice(result),
-        "sample": len(images[0]),
-        "shift": sum(s.fraction for s in snn.recipe.steps if isinstance(s, BiasShift | InitialPotential)),
-        "recipe_json": json.loads(snn.recipe.to_json()),
+        "sample": 0,  # images of which more is shown
+        "recipe_json": None,
         "environment": {
             "spikecal": __version__,
             "torch": torch.__version__,
@@ -143,6 +180,22 @@ def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str
             "processor": platform.machine(),
             "date": date.today().isoformat(),
         },
+    }
+
+
+def collect(snn: SpikingNetwork, result: Evaluation, images: Inputs) -> dict[str, Any]:
+    """Everything that the page shows: the summary, and what the network does with some images."""
+    before, after = (_errors(net, images) for net in (uncalibrated(snn), snn))
+    if not snn.recipe.steps:
+        before = dict.fromkeys(before)  # nothing was done
+    pictures, data = _pictures(snn, images), summary(result)
+    more = {name: {"before": before[name], "after": after[name], **pictures[name]} for name in pictures}
+    return {
+        **data,
+        "layers": [{**layer, **more[layer["name"]]} for layer in data["layers"]],
+        "sample": len(images[0]),
+        "shift": sum(s.fraction for s in snn.recipe.steps if isinstance(s, BiasShift | InitialPotential)),
+        "recipe_json": json.loads(snn.recipe.to_json()),
     }
 
 

@@ -65,7 +65,16 @@ function layerCharts() {
 }
 
 function oneLayer() {
-  const layer = data.layers[$("layer").value], image = Number($("image").value);
+  const layer = data.layers[$("layer").value];
+  const after = layer.error_over_time, follow = (name, of, more) => ({ x: after.map((e) => e.steps), y: after.map(of), name, mode: "lines+markers", ...more });
+  draw("growth", [follow("error", (e) => e.error, { line: { color: color("ink"), width: 3 } }), ...PARTS.map((part) => follow(part, (e) => e.parts[part], { line: { color: color(part) } })),
+    follow("1 − correlation", (e) => 1 - e.correlation, { line: { color: color("soft"), dash: "dot" } })], {
+    xaxis: { title: { text: `after so many steps of the layer, ${data.profiled} images` }, type: "log", tickvals: after.map((e) => e.steps) }, yaxis: { title: { text: "error" }, rangemode: "tozero" },
+  });
+  if (data.sample) onImages(layer, layer.raster[$("image").value]);
+}
+
+function onImages(layer, [steps, rows]) {
   const centres = layer.edges.slice(1).map((edge, i) => (edge + layer.edges[i]) / 2);
   const bar = (y, name, hue) => ({ type: "bar", x: centres, y, name, opacity: 0.65, marker: { color: color(hue) } });
   const at = (x, hue) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: color(hue), dash: "dash" } });
@@ -81,12 +90,6 @@ function oneLayer() {
   draw("response", [curve(inputs, "ANN: ReLU", "ann"), curve(stairs, "neurons: clipped, in whole spikes", "snn")], {
     xaxis: { title: { text: "mean current (at the mean threshold)" } }, yaxis: { title: { text: "mean output" } },
   });
-  const after = layer.error_over_time, follow = (name, of, more) => ({ x: after.map((e) => e.steps), y: after.map(of), name, mode: "lines+markers", ...more });
-  draw("growth", [follow("error", (e) => e.error, { line: { color: color("ink"), width: 3 } }), ...PARTS.map((part) => follow(part, (e) => e.parts[part], { line: { color: color(part) } })),
-    follow("1 − correlation", (e) => 1 - e.correlation, { line: { color: color("soft"), dash: "dot" } })], {
-    xaxis: { title: { text: `after so many steps of the layer, ${data.profiled} images` }, type: "log", tickvals: after.map((e) => e.steps) }, yaxis: { title: { text: "error" }, rangemode: "tozero" },
-  });
-  const [steps, rows] = layer.raster[image];
   draw("raster", [{ x: steps, y: rows, mode: "markers", marker: { symbol: "square", size: 4, color: color("snn") } }], {
     xaxis: { title: { text: "step of the layer" }, showgrid: false, range: [0.5, data.T + 0.5] }, yaxis: { title: { text: "neuron (some of " + layer.neurons + ")" } },
   });
@@ -118,6 +121,7 @@ function words() {
   $("verdict").textContent = data.verdict;
   for (const line of data.advice) element("li", line, $("advice"));
   $("sample").textContent = data.sample;
+  for (const shown of document.querySelectorAll(".pictured")) shown.hidden = !data.sample;
   const facts = [["steps in which a layer fires", `T = ${data.T}`], ...(data.latency > data.T ? [["steps of latency", data.latency]] : []), ["same answer as ANN", percent(data.agreement)]];
   if (data.accuracy !== null) facts.unshift(["accuracy, SNN", percent(data.accuracy)], ["accuracy, ANN", percent(data.ann_accuracy)]);
   tiles([...facts, ["images", data.images.toLocaleString("en")], ["recipe", data.recipe_title]]);
@@ -151,7 +155,7 @@ function energy() {
 
 const COLUMNS = [
   ["layer", (l) => l.name], ["neurons", (l) => l.neurons], ["threshold", (l) => l.threshold, 3], ["firing rate", (l) => l.firing_rate, 4],
-  ["error before*", (l) => l.before, 4], ["error*", (l) => l.after, 4], ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
+  ...(data.sample ? [["error before*", (l) => l.before, 4], ["error*", (l) => l.after, 4]] : []), ["error", (l) => l.error, 4], ...PARTS.map((part) => [part, (l) => l.parts[part], 4]),
   ["correlation", (l) => l.correlation, 3], ["silent", (l) => l.dead_share, 3], ["saturated", (l) => l.saturated_share, 3],
 ];
 const order = { column: -1, down: false };
