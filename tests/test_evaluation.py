@@ -100,6 +100,8 @@ def test_numbers_equal_brute_force(name: str, recipe: sc.Recipe) -> None:
     )
     first = [next(t for t in range(snn.T) if len(set(image[t:].tolist())) == 1) + 1 for image in answers.T]
     assert result.final_steps == first
+    assert result.hits == (answers[-1] == y).tolist()
+    assert sc.evaluate(snn, x.split(4)).hits == (answers[-1] == ann).tolist()
     assert result.confidence == pytest.approx(float(snn(x).softmax(1).amax(1).mean()))
     assert result.ann_confidence == pytest.approx(float(snn.ann(x).softmax(1).amax(1).mean()))
     matrix = np.zeros((snn.graph.outputs[0].shape[0],) * 2, int)

@@ -112,8 +112,9 @@ def test_silent_and_saturated_layers_are_named(result: sc.Evaluation) -> None:
 
 def test_a_comparison_names_the_best_and_the_thrifty(result: sc.Evaluation) -> None:
     half = replace(result.operations, layers=[replace(n, synaptic_operations=1.0) for n in result.operations.layers])
-    good = replace(result, accuracy=0.9, images=1000)
-    thrifty, poor = replace(good, accuracy=0.89, operations=half), replace(good, accuracy=0.5, operations=half)
+    good = replace(result, accuracy=0.9, hits=[True] * 90 + [False] * 10)
+    thrifty = replace(good, accuracy=0.89, hits=[True] * 87 + [False] * 11 + [True] * 2, operations=half)
+    poor = replace(good, accuracy=0.5, hits=[True] * 50 + [False] * 50, operations=half)
     text = comparison_verdict({"good": good, "thrifty": thrifty, "poor": poor})
     T = f"T={result.T}"
     close = f"thrifty is within noise of it (89.0 % at {T}) with "
@@ -121,6 +122,18 @@ def test_a_comparison_names_the_best_and_the_thrifty(result: sc.Evaluation) -> N
     assert comparison_verdict({"good": good, "poor": poor}) == (
         f"good does best, 90.0 % accuracy at {T}, and none within noise of it does less work."
     )
+
+
+def test_noise_is_that_of_the_images_on_which_one_is_right_and_the_other_wrong(result: sc.Evaluation) -> None:
+    half = replace(result.operations, layers=[replace(n, synaptic_operations=1.0) for n in result.operations.layers])
+    good = replace(result, accuracy=0.9, hits=[True] * 90 + [False] * 10)
+    for lost, close in ((4, True), (5, False)):  # two standard errors of a count: twice its root
+        less = replace(
+            good, accuracy=0.9 - lost / 100, hits=[True] * (90 - lost) + [False] * (10 + lost), operations=half
+        )
+        assert ("less is within noise" in comparison_verdict({"good": good, "less": less})) == close
+    with pytest.raises(sc.DataError, match=r"on the same images, .* good on 100, less on 50"):
+        comparison_verdict({"good": good, "less": replace(good, hits=[True] * 50)})
 
 
 def test_of_equals_the_thriftier_does_best_in_either_order(result: sc.Evaluation) -> None:

@@ -43,6 +43,7 @@ class Evaluation:
     accuracy_over_time: list[float]  # after 1, 2, ... steps, up to the latency
     agreement: float | None  # share of images on which SNN and ANN give the same answer
     agreement_over_time: list[float]
+    hits: list[bool]  # of every image, whether the answer is right; without labels, whether it is the ANN's
     final_steps: list[int]  # of every image, the first step after which its answer does not change any more
     final_over_time: list[float]  # share of images for which that is so after 1, 2, ... steps
     confidence: float | None  # mean probability (softmax) of the answer
@@ -105,6 +106,7 @@ class _Sums:
     right_over_time: Tensor | None = None
     same_over_time: Tensor | None = None
     final_over_time: Tensor | None = None
+    hits: list[bool] = field(default_factory=list)
     final_steps: list[int] = field(default_factory=list)
     confidence: Tensor | None = None  # of SNN and ANN
     confusion: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -220,6 +222,7 @@ def _add_answers(sums: _Sums, running: Tensor, z: Tensor, labels: Tensor | None)
     sums.final_steps += (len(final) + 1 - final.sum(0)).tolist()
     confidence = torch.stack([y.double().softmax(1).amax(1).sum().cpu() for y in (running[-1], z)])
     sums.confidence = plus(sums.confidence, confidence)
+    sums.hits += (answers[-1] == (ann if labels is None else labels)).tolist()
     if labels is not None:
         sums.right_over_time = plus(sums.right_over_time, (answers == labels).sum(1))
         sums.right_ann += int((ann == labels).sum())
@@ -256,6 +259,7 @@ def _result(snn: SpikingNetwork, sums: _Sums, watch: LayerWatch) -> Evaluation:
         accuracy_over_time=right,
         agreement=same[-1] if same else None,
         agreement_over_time=same,
+        hits=sums.hits,
         final_steps=sums.final_steps,
         final_over_time=shares(sums.final_over_time),
         confidence=own,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from math import sqrt
 
+from .errors import DataError
 from .evaluation import Evaluation
 from .layer_results import LayerResult
 
@@ -40,6 +41,9 @@ def _percent(share: float) -> str:
 
 def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
     """Which network is the most accurate, and which does the least work for nearly the same; by league."""
+    if len({len(result.hits) for result in results.values()}) > 1:
+        numbers = ", ".join(f"{name} on {len(result.hits)}" for name, result in results.items())
+        raise DataError(f"networks are compared on the same images, but these were evaluated on others: {numbers}")
     binary, signed = ({k: r for k, r in results.items() if r.signed == kind} for kind in (False, True))
     if not binary or not signed:
         return _league_verdict(results)
@@ -57,9 +61,9 @@ def _league_verdict(results: Mapping[str, Evaluation]) -> str:
         return results[name].operations.synaptic_operations + results[name].operations.multiply_accumulates
 
     first = max(results, key=lambda name: (quality(name), -work(name)))
-    images, share = results[first].images, quality(first)
-    noise = 2 * sqrt(2 * share * (1 - share) / images)  # two standard errors of a difference
-    enough = [name for name in results if quality(name) >= share - noise]
+    share = quality(first)
+    noise = {name: 2 * _error_of_difference(results[first], result) for name, result in results.items()}
+    enough = [name for name in results if quality(name) >= share - noise[name]]
     least = min(enough, key=work)
     what = "accuracy" if results[first].accuracy is not None else "agreement with the ANN"
     reached = f"{100 * share:.1f} % {what} at {_time(results[first])}"
@@ -71,6 +75,11 @@ def _league_verdict(results: Mapping[str, Evaluation]) -> str:
         return f"{text}, and none within noise of it does less work."
     close = f"{least} is within noise of it ({100 * quality(least):.1f} % at {_time(results[least])})"
     return f"{text}; {close} with {saved} % fewer operations."
+
+
+def _error_of_difference(one: Evaluation, other: Evaluation) -> float:
+    """Standard error of a difference on the same images: only those count on which one is right and the other wrong."""
+    return sqrt(sum(a != b for a, b in zip(one.hits, other.hits, strict=True))) / len(one.hits)
 
 
 def worst_layer(result: Evaluation) -> tuple[LayerResult, str] | None:
