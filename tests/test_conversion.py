@@ -381,7 +381,7 @@ def test_a_memory_budget_too_small_is_refused_with_what_is_needed() -> None:
             snn = sc.convert(shell(captured("unet")), [x], 64, sc.max_activation(), memory=f"{mib}MiB")
             break
         except sc.CalibrationError as error:
-            found = re.search(rf"of {mib} MiB is too small at '.*': it needs (\d+) MiB; raise memory=", str(error))
+            found = re.search(rf"of {mib} MiB is too small at '.*': it needs (\d+) MiB; raise it", str(error))
             assert found is not None
             assert int(found[1]) > mib
             mib, asked = int(found[1]), asked + 1
@@ -392,7 +392,7 @@ def test_a_memory_budget_too_small_is_refused_with_what_is_needed() -> None:
 def test_a_memory_budget_too_small_for_the_images_is_refused_with_what_is_needed() -> None:
     (x,) = inputs("mlp", 2000)
     recipe = sc.max_activation(threshold_images=2000)
-    with pytest.raises(sc.CalibrationError, match="2000 images need a memory budget of 1 MiB; raise memory=, or take"):
+    with pytest.raises(sc.CalibrationError, match="2000 images need a memory budget of 1 MiB; raise it"):
         mlp(x, recipe=recipe, memory=300_000)
     assert mlp(x, recipe=recipe, memory="1MiB").T == T
 

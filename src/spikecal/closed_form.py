@@ -85,7 +85,8 @@ class ClosedFormWeights:
             return True
         warnings.warn(
             f"the weights of {node.name!r} stay as they are: least squares for {taps} inputs needs "
-            f"{2 * needed / 2**20:,.0f} MiB of memory budget, and has {layer.memory / 2**20:,.0f}; raise memory=",
+            f"{2 * needed / 2**20:,.0f} MiB of memory budget, and has {layer.memory / 2**20:,.0f}; raise it "
+            "(memory=, --memory)",
             NoEffectWarning,
             stacklevel=2,
         )

@@ -113,8 +113,8 @@ def _bytes_of(images: Inputs, limit: int) -> int:
     held = sum(x.nbytes for x in images)
     if 2 * held > limit:
         raise CalibrationError(
-            f"{len(images[0])} images need a memory budget of {2 * held / 2**20 + 1:.0f} MiB; raise memory=, or take "
-            "fewer with threshold_images= and calibration_images= of the recipe"
+            f"{len(images[0])} images need a memory budget of {2 * held / 2**20 + 1:.0f} MiB; raise it (memory=, "
+            "--memory), or take fewer with threshold_images= and calibration_images= of the recipe, or --images"
         )
     return held
 
@@ -166,7 +166,7 @@ def find_thresholds(
             if used > memory:
                 raise CalibrationError(
                     f"the thresholds of {name!r} at T={T} need {used / 2**20:.0f} MiB, more than the memory budget; "
-                    "raise memory=, or let the channels of a layer share a threshold (per_channel=False)"
+                    "raise it (memory=, --memory), or let the channels of a layer share a threshold (per_channel=False)"
                 )
             chosen.append(name)
 

@@ -335,7 +335,8 @@ class Replay:
             needed = (self.memory * 3 // 4 - free + each) * 4 / 3
             raise MemoryBudgetError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
-                f"{needed / 2**20 + 1:.0f} MiB; raise memory=, or take fewer images (calibration_images= of the recipe)"
+                f"{needed / 2**20 + 1:.0f} MiB; raise it (memory=, --memory), or take fewer images "
+                "(calibration_images= of the recipe, or --images)"
             )
         images = self.images if images is None else images
         size = chunk_of_images(self.graph, steps or self.T, free, images, nodes, cache=cache)
