@@ -58,6 +58,7 @@ RECIPES = {
     "best, then FTBC": changed({PC: [PC, sc.TemporalBias()]}),
     "LTB + BC": sc.Recipe(sc.LTB(), (sc.BiasShift(), sc.BiasCalibration())),
     "light, delay 1": sc.light(delay=1),
+    "best, delay 1 behind the middle": replace(sc.best(), name="custom", steps=(sc.FiringDelay(), *sc.best().steps)),
     "best with hesitation": changed({EVEN: [EVEN, HESITATION]}),
     "pipelined": PIPELINED,
     "pipelined without hesitation": changed({HESITATION: []}, PIPELINED),

@@ -245,9 +245,12 @@ def hesitating(share: float, back: float) -> sc.Recipe:
     return changed({sc.Hesitation(): [sc.Hesitation(share, back)]}, sc.pipelined())
 
 
+DELAYED = hesitating(0.25, 0.25)
+
+
 def with_delays(chosen: SomeDelay) -> sc.Recipe:
-    """The steps of `pipelined` for the chosen layers, of `best` for the others; the thresholds of `pipelined`."""
-    *_, shift, _, hesitation, potentials, _ = sc.pipelined().steps
+    """The steps of `DELAYED` for the chosen layers, of `best` for the others; the thresholds of `pipelined`."""
+    *_, shift, _, hesitation, potentials, _ = DELAYED.steps
     steps = (Either(shift, SHIFT), WEIGHTS, Either(hesitation, EVEN), Either(potentials, PC), READOUT)
     return replace(BASE, threshold=sc.pipelined().threshold, steps=(chosen, THETA, *steps))
 
@@ -279,7 +282,7 @@ TRIALS = {
     "256 images": replace(BASE, calibration_images=256),
     "tuned thresholds": changed_base({WEIGHTS: [WEIGHTS, sc.TunedThreshold()]}),
     "temporal bias afterwards": changed_base({PC: [PC, sc.TemporalBias()]}),
-    "hesitation": changed_base({EVEN: [EVEN, sc.Hesitation()]}),
+    "hesitation": changed_base({EVEN: [EVEN, sc.Hesitation(0.25, 0.25)]}),
     "spikes that follow t·x": changed_base({EVEN: [Tracking()]}),
     "fitted at the ends of blocks only": changed_base({WEIGHTS: [BlockEnds(WEIGHTS)]}),
     "no rows for even currents, not attenuated": changed_base(
@@ -288,12 +291,12 @@ TRIALS = {
     "a step of delay in the first half": with_delays(SomeDelay(last=0.5)),
     "a step of delay in the second half": with_delays(SomeDelay(first=0.5)),
     "a step of delay in every other layer": with_delays(SomeDelay(every=2)),
-    "a step of delay in every layer (pipelined)": sc.pipelined(),
-    SHORTCUTS: sc.pipelined(),
+    "a step of delay in every layer": DELAYED,
+    SHORTCUTS: DELAYED,
     "the same without hesitation": changed({sc.Hesitation(): []}, sc.pipelined()),
     "the same, half the hesitation": hesitating(0.125, 0.25),
     "the same, twice the hesitation": hesitating(0.5, 0.25),
-    "the same, hesitation paid back at once": hesitating(0.25, 0.0),
+    "the same, hesitation paid back at once (pipelined)": sc.pipelined(),
     "the same, hesitation paid back over all steps": hesitating(0.25, 1.0),
     "firing delay behind the middle, nothing else changed": replace(BASE, steps=(sc.FiringDelay(), *BASE.steps)),
     "dithered potentials": changed_base({SHIFT: [SHIFT, Dither(0.5)]}),

@@ -266,6 +266,22 @@ def test_an_even_current_is_even_from_the_start_on() -> None:
         train = np.concatenate([np.zeros((site.start, *fired.shape[1:])), fired])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_currents_of_single_steps_are_spread_evenly(late: bool) -> None:
+    """What temporal biases add to a layer stays, but nothing comes before its neurons may fire."""
+    find = late_network if late else network
+    (before, _), (even, x) = find(sc.TemporalBias()), find(sc.TemporalBias(), sc.EvenCurrent())
+    weight, bias = layers(even)[0]
+    site, old = (next(iter(snn.sites.values())) for snn in (even, before))  # the first layer: its inputs are the same
+    assert late == (site.start > 0)
+    added = old.temporal.sum(0).numpy()
+    assert abs(added).max() > 0.01
+    total = T * (x @ weight.T + bias).mean(0) + added
+    wanted = np.zeros((T, len(total)))
+    wanted[site.start :] = total / (T - site.start)
+    np.testing.assert_allclose((x @ weight.T + bias).mean(0) + site.temporal.numpy(), wanted, atol=1e-12)
+
+
 def test_temporal_bias_corrects_from_the_start_on() -> None:
     """Towards what the steps that are left must carry: T·x / (T − start) each."""
     snn, x = late_network(sc.TemporalBias(rate=0.4, rounds=1))
@@ -534,28 +550,60 @@ class Pooled(nn.Module):
         return self.last(self.second(self.first(x).relu()).relu().mean((2, 3)))
 
 
-def rounded(x: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    return np.clip(np.floor(T * x / theta + 0.5), 0, T) * theta / T
+def rounded(x: np.ndarray, theta: np.ndarray, start: int = 0) -> np.ndarray:
+    return np.clip(np.floor(T * x / theta + 0.5), 0, T - start) * theta / T
 
 
-def test_the_threshold_in_front_of_an_output_is_the_best_of_those_tried() -> None:
+@pytest.mark.parametrize("start", [0, 4])
+def test_the_threshold_in_front_of_an_output_is_the_best_of_those_tried(start: int) -> None:
     torch.manual_seed(0)
     model, x = Pooled().double().eval(), torch.randn(30, 1, 8, 8, dtype=torch.float64)
     factors = (0.5, 0.9, 1.0, 1.3, 1.7, 2.5, 4.0)
-    before = sc.convert(model, x, T, sc.Recipe(RULE))
-    snn = sc.convert(model, x, T, sc.Recipe(RULE, (sc.OutputThreshold(factors),)))
+    late = sc.LateStart(start / T + 1e-9, 99.0)  # of the last layer
+    before = sc.convert(model, x, T, sc.Recipe(RULE, (late,)))
+    snn = sc.convert(model, x, T, sc.Recipe(RULE, (late, sc.OutputThreshold(factors))))
     inner, outer = (node.name for node in snn.graph.neurons)
+    assert [snn.sites[name].start for name in (inner, outer)] == [0, start]
     assert torch.equal(snn.sites[inner].threshold, before.sites[inner].threshold)
     old = before.sites[outer].threshold.numpy()
     activations = model.second(model.first(x).relu()).relu().detach().numpy()  # (N, 5, 4, 4)
     weight = model.last.weight.detach().numpy()
     errors = []
     for f in factors:
-        wrong = (activations - rounded(activations, f * old)).mean((2, 3)) @ weight.T
+        wrong = (activations - rounded(activations, f * old, start)).mean((2, 3)) @ weight.T
         errors.append(((wrong - wrong.mean(0)) ** 2).sum())
     chosen = factors[int(np.argmin(errors))]
     assert chosen != 1.0
     np.testing.assert_allclose(snn.sites[outer].threshold.numpy(), chosen * old, rtol=1e-12)
+
+
+class TwoOutputs(Pooled):
+    """One of large numbers, that wants another threshold than one of small numbers."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        spikes = self.second(self.first(x).relu()).relu()
+        return 1000 * spikes.mean((2, 3)), spikes.flatten(1)
+
+
+def test_of_two_outputs_each_counts_by_its_own_power() -> None:
+    torch.manual_seed(0)
+    model, x = TwoOutputs().double().eval(), torch.randn(30, 1, 20, 20, dtype=torch.float64)
+    factors = tuple(np.linspace(0.5, 2.5, 21))
+    before = sc.convert(model, x, T, sc.Recipe(RULE))
+    snn = sc.convert(model, x, T, sc.Recipe(RULE, (sc.OutputThreshold(factors),)))
+    name = snn.graph.neurons[-1].name
+    old = before.sites[name].threshold.numpy()
+    activations = model.second(model.first(x).relu()).relu().detach().numpy()
+
+    def share(f: float, read: Any) -> float:
+        wrong, whole = read(activations - rounded(activations, f * old)), read(activations)
+        return float(((wrong - wrong.mean(0)) ** 2).sum() / ((whole - whole.mean(0)) ** 2).sum())
+
+    reads = (lambda a: 1000 * a.mean((2, 3)), lambda a: a.reshape(len(a), -1))
+    errors = [[share(f, read) for f in factors] for read in reads]
+    chosen = factors[int(np.argmin(np.sum(errors, 0)))]
+    assert chosen != factors[int(np.argmin(errors[0]))]
+    np.testing.assert_allclose(snn.sites[name].threshold.numpy(), chosen * old, rtol=1e-12)
 
 
 class TwoReaders(Pooled):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from helpers import captured, inputs, shell, spike_trains
 from spikecal import closed_form
 from spikecal.capture import capture
 from spikecal.functional import integrate_and_fire
+from spikecal.graph import Graph
 from spikecal.ops import Conv, Linear
+from spikecal.replay import Layer
 from spikecal.simulation import run_ann
 
 T, RIDGE = 5, 0.03
@@ -37,16 +41,14 @@ SECOND = {
 }
 
 
-def windows(x: np.ndarray, op: Any, kernel: tuple[int, int]) -> np.ndarray:
-    """Inputs under the kernel at every position, by plain loops: (B, positions, C, kh, kw)."""
-    (sy, sx), (py, px), (dy, dx) = op.stride, op.padding, op.dilation
-    x = np.pad(x, ((0, 0), (0, 0), (py, py), (px, px)))
-    height = (x.shape[2] - dy * (kernel[0] - 1) - 1) // sy + 1
-    width = (x.shape[3] - dx * (kernel[1] - 1) - 1) // sx + 1
+def windows(x: np.ndarray, op: Any, kernel: tuple[int, ...]) -> np.ndarray:
+    """Inputs under the kernel at every position, by plain loops: (B, positions, C, kh, kw), say."""
+    axes = list(zip(kernel, op.stride, op.dilation, strict=True))
+    x = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in op.padding)))
+    places = [range((n - d * (k - 1) - 1) // s + 1) for n, (k, s, d) in zip(x.shape[2:], axes, strict=True)]
     found = [
-        x[:, :, y * sy : y * sy + dy * kernel[0] : dy, c * sx : c * sx + dx * kernel[1] : dx]
-        for y in range(height)
-        for c in range(width)
+        x[:, :, *(slice(i * s, i * s + d * k, d) for i, (k, s, d) in zip(place, axes, strict=True))]
+        for place in itertools.product(*places)
     ]
     return np.stack(found, 1)
 
@@ -189,6 +191,119 @@ def test_a_convolution_beside_a_shortcut_makes_good_for_both() -> None:
     delta, shift = textbook(second, model.second.weight, s, lacking.detach())
     assert_fitted(snn, second, model.second, delta)
     np.testing.assert_allclose(list(snn.sites.values())[1].bias.flatten(), shift, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size"),
+    [
+        (nn.Conv1d(2, 6, 3), nn.Conv1d(6, 4, 3, stride=2, padding=1), (11,)),
+        (nn.Conv1d(2, 6, 3), nn.Conv1d(6, 4, 2, dilation=3), (11,)),
+        (nn.Conv3d(2, 3, 3), nn.Conv3d(3, 4, (2, 1, 3), padding=(1, 0, 0), stride=(1, 2, 1)), (4, 5, 6)),
+    ],
+    ids=["strided, 1-D", "dilated, 1-D", "3-D"],
+)
+def test_convolutions_in_one_and_three_dimensions_get_the_textbook_solution(
+    first: nn.Module, second: nn.Module, size: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten()).double()
+    x = torch.randn(30, 2, *size, generator=torch.Generator().manual_seed(1)).double()
+    snn, (s, _), (_, op) = fitted_to_the_mean(model, x)
+    delta, shift = textbook(op, second.weight, s, (model[:3](x) - second(s)).detach())
+    assert_fitted(snn, op, second, delta)
+    np.testing.assert_allclose(list(snn.sites.values())[1].bias.flatten(), shift, rtol=1e-6, atol=1e-9)
+
+
+class Mixer(nn.Module):
+    """A sum of a convolution, whose channels are the first axis, and of a linear layer, whose are the last."""
+
+    def __init__(self, tokens: int, features: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(features, features), nn.Linear(features, features)
+        self.across, self.last = nn.Conv1d(tokens, tokens, 1), nn.Linear(features, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        return self.last((self.across(y) + self.second(y)).relu().mean(1))
+
+
+@pytest.mark.parametrize(("tokens", "features"), [(6, 10), (8, 8)])
+def test_each_layer_of_a_sum_moves_its_own_channels(tokens: int, features: int, tmp_path: Any) -> None:
+    torch.manual_seed(7)
+    model, x = Mixer(tokens, features).double(), torch.randn(40, tokens, features).double()
+    snn, (s, _), (_, *ops, _) = fitted_to_the_mean(model, x)
+    y = model.first(x).relu()
+    lacking = (model.across(y) + model.second(y) - model.across(s) - model.second(s)).detach()
+    total = torch.zeros(tokens, features).double()
+    for op in ops:
+        layer, axis = (model.across, 0) if isinstance(op, Conv) else (model.second, 1)
+        places = (lambda v: v.transpose(1, 2).flatten(0, 1)) if axis == 0 else (lambda v: v.flatten(0, 1))
+        delta, shift = ridge(places(s).numpy(), places(lacking).numpy())
+        assert_fitted(snn, op, layer, delta)
+        more = places(s) @ torch.from_numpy(delta) + torch.from_numpy(shift)
+        lacking = lacking - (more.unflatten(0, (40, -1)).transpose(1, 2) if axis == 0 else more.unflatten(0, (40, -1)))
+        total += torch.from_numpy(shift).unsqueeze(1 - axis)
+    site = list(snn.sites.values())[1]
+    torch.testing.assert_close(site.bias.expand_as(total), total, rtol=1e-6, atol=1e-9)
+    snn.save(tmp_path / "net.spk")
+    assert torch.equal(sc.load(tmp_path / "net.spk")(x), snn(x))
+    snn.float()
+    found = [snn(x.float()) for snn.engine in ("dense", "event", "auto")]
+    torch.testing.assert_close(found, [found[0]] * 3, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_taken_off_a_shortcut_answers_for_itself_alone() -> None:
+    """In y − conv(y) a correction of the convolution has the wrong sign behind the sum, so it is fitted in front."""
+    torch.manual_seed(6)
+    model, x = Residual().double(), torch.randn(7, 2, 8, 7).double()
+    model.forward = lambda x: (
+        (  # type: ignore[method-assign]
+            (y := model.first(x).relu()) - model.second(y)
+        )
+        .relu()
+        .flatten(1)
+    )
+    snn, (s, _), (_, second) = fitted_to_the_mean(model, x)
+    lacking = (model.second(model.first(x).relu()) - model.second(s)).detach()
+    delta, shift = textbook(second, model.second.weight, s, lacking)
+    assert_fitted(snn, second, model.second, delta)
+    moved = snn.graph.tensors[second.bias] - model.second.bias.detach()
+    np.testing.assert_allclose(moved, shift, rtol=1e-6, atol=1e-9)
+
+
+def test_weights_that_serve_two_nodes_stay() -> None:
+    """A captured layer that is called twice has weights for each call; a file may hold a graph in which it has not."""
+    x = inputs("shared_conv", 12)
+    graph = captured("shared_conv")
+    first, second = [n for n in graph.nodes if isinstance(n.op, Conv)][1:3]
+    both = Graph([replace(n, op=first.op) if n is second else n for n in graph.nodes], graph.tensors)
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (HALF, sc.ClosedFormWeights()))
+    for known, changes in ((graph, True), (both, False)):
+        snn = sc.convert(shell(known), [x], 4, recipe)
+        same = torch.equal(snn.graph.tensors[first.op.weight], known.tensors[first.op.weight])
+        assert same != changes
+
+
+def test_rows_for_even_currents_are_of_every_second_chunk_and_of_no_layer_with_a_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spikecal.replay.chunk_of_images", lambda *_, **__: 10)
+    seen: list[tuple[str, int, int]] = []
+    means_until = Layer.means_until
+
+    def watched(layer: Layer, step: int, part: slice) -> dict[str, Tensor]:
+        if step < layer.T:
+            seen.append((layer.name, step, part.start))
+        return means_until(layer, step, part)
+
+    monkeypatch.setattr(Layer, "means_until", watched)
+    graph, x = shell(captured("resnet_block")), inputs("resnet_block", 40)
+    recipe = sc.Recipe(sc.MMSE(per_channel=True), (HALF, sc.ClosedFormWeights()))
+    snn = sc.convert(graph, [x], 6, recipe)
+    assert {(step, start) for _, step, start in seen} == {(2, 0), (2, 20), (4, 0), (4, 20)}
+    assert {name for name, _, _ in seen} == {node.name for node in snn.graph.neurons}
+    seen.clear()
+    sc.convert(graph, [x], 6, replace(recipe, delay=1))
+    assert not seen
 
 
 def mean_currents(snn: sc.SpikingNetwork, x: tuple[Tensor, ...]) -> Tensor:
@@ -370,3 +485,10 @@ def test_large_maps_are_fitted_on_some_positions_of_some_images(monkeypatch: pyt
         sc.convert(model, [x], T, sc.Recipe(sc.MMSE(), (sc.ClosedFormWeights(rows=256),)), memory=memory)
     assert samples[: len(samples) // 2] == samples[len(samples) // 2 :]
     assert max(samples) <= 2 * 256
+    samples.clear()
+    tokens = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4), nn.ReLU(), nn.Flatten()).double()
+    for memory in ("200MB", "1MB"):
+        x = torch.randn(40, 64, 6).double()
+        sc.convert(tokens, [x], T, sc.Recipe(sc.MMSE(), (sc.ClosedFormWeights(rows=256),)), memory=memory)
+    assert len(samples) == 4
+    assert all(200 < n < 300 for n in samples)

@@ -154,6 +154,8 @@ def test_more_images_than_a_recipe_needs_are_left_out_where_memory_is_short() ->
         sc.convert(shell(captured("resnet_block")), [x], 2, replace(more, calibration_images=96), memory=memory)
     found, plain = (sc.convert(shell(captured("resnet_block")), [x], 2, r, memory=memory) for r in (more, recipe))
     assert same(found, plain, "resnet_block")
+    assert found.recipe.images_for(2) == 16  # and it says so
+    assert sc.convert(shell(captured("resnet_block")), [x], 2, more, memory="1GiB").recipe.images_for(2) == 96
 
 
 def test_global_seeds_do_not_matter() -> None:

@@ -112,6 +112,14 @@ def test_layers_of_different_delays_fire_as_they_do_on_one_clock(name: str) -> N
         torch.testing.assert_close(train, spikes[site], rtol=0, atol=1e-9)
 
 
+def test_a_layer_at_the_very_depth_does_not_wait() -> None:
+    plain = delayed("resnet_block", 0)
+    depths = {n.name: plain.graph.relative_depth(n.name) for n in plain.graph.neurons}
+    for behind in {0.0, *depths.values()}:
+        snn = delayed("resnet_block", 0, recipe=sc.Recipe(sc.MMSE(), (sc.FiringDelay(behind=behind),)))
+        assert {n: snn.sites[n].delay for n in depths} == {n: int(depth > behind) for n, depth in depths.items()}
+
+
 def test_layers_behind_a_depth_wait(tmp_path) -> None:
     snn = delayed("resnet_block", 0, recipe=MIXED)
     depths = {n.name: snn.graph.relative_depth(n.name) for n in snn.graph.neurons}

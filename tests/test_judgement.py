@@ -134,6 +134,8 @@ def test_noise_is_that_of_the_images_on_which_one_is_right_and_the_other_wrong(r
         assert ("less is within noise" in comparison_verdict({"good": good, "less": less})) == close
     with pytest.raises(sc.DataError, match=r"on the same images, .* good on 100, less on 50"):
         comparison_verdict({"good": good, "less": replace(good, hits=[True] * 50)})
+    with pytest.raises(sc.DataError, match="some of these had labels, and others not"):
+        comparison_verdict({"good": good, "less": replace(good, accuracy=None)})
 
 
 def test_of_equals_the_thriftier_does_best_in_either_order(result: sc.Evaluation) -> None:

@@ -79,6 +79,19 @@ def test_little_memory_means_few_steps_at_a_time() -> None:
         assert [len(ys[0]) for ys in snn.simulate(x)] == blocks
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"signed": True}, {"delay": 1}, {"steps": (sc.TemporalBias(),)}, {"steps": (sc.LateStart(),)}],
+    ids=["signed", "delay", "temporal", "late"],
+)
+def test_neurons_that_remember_more_than_a_potential_get_all_steps_at_once(options: dict[str, Any]) -> None:
+    x = inputs("resnet_block", 3)
+    snn = sc.convert(shell(captured("resnet_block")), [inputs("resnet_block", 16)], 8, sc.Recipe(sc.MMSE(), **options))
+    found = [snn(*x) for snn.memory in (1, "1GiB")]
+    assert torch.equal(*found)
+    assert [len(ys[0]) for ys in snn.simulate(x)] == [8]
+
+
 def test_calls_leave_nothing_behind() -> None:
     snn, x = converted("resnet_block"), inputs("resnet_block", 3)
     kept, rng = x[0].clone(), torch.get_rng_state()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def test_recipes_are_what_they_are_called() -> None:
         ),
         "pipelined": (
             sc.MMSE(100, True, 0.25),
-            (theta, shift, weights, sc.Hesitation(0.25, 0.25), sc.PotentialCalibration(0.5, 128), readout),
+            (theta, shift, weights, sc.Hesitation(0.25, 0.0), sc.PotentialCalibration(0.5, 128), readout),
         ),
         "max_activation": (sc.MaxActivation(), ()),
         "percentile": (sc.Percentile(0.999), ()),
@@ -44,6 +45,7 @@ def test_recipes_are_what_they_are_called() -> None:
 @pytest.mark.parametrize("name", sc.RECIPES)
 def test_a_recipe_knows_its_name(name: str) -> None:
     assert sc.RECIPES[name]().name == name
+    assert replace(sc.RECIPES[name](name="mine"), name=name) == sc.RECIPES[name]()
     assert find_recipe(name) == sc.RECIPES[name]()
     assert getattr(sc, name) is sc.RECIPES[name]
 
@@ -169,6 +171,8 @@ def edited(**changes: Any) -> str:
             edited(steps=[{"kind": "ClosedFormWeights", "rows": 1.5}]),
             "rows of ClosedFormWeights must be a whole number",
         ),
+        (edited(steps=[{"kind": "FiringDelay", "steps": 1.5}]), "steps of FiringDelay must be a whole number, not 1.5"),
+        (edited(steps=[{"kind": "FiringDelay", "steps": True}]), "steps of FiringDelay must be a whole number"),
         (
             edited(steps=[{"kind": "TunedThreshold", "factors": []}]),
             r"must be factors, all of them above 0 .*, not \(\)",
@@ -192,9 +196,9 @@ def edited(**changes: Any) -> str:
             "a calibration step must be an object with a 'kind' .*, not {'fraction': 0.5}",
         ),
         (edited(calibration_images=0), "at least one image"),
-        (edited(calibration_images="many"), "at least one image"),
+        (edited(calibration_images="many"), "calibration_images of Recipe must be a whole number, not 'many'"),
         (edited(image_steps=-1), "image_steps must be a whole number of at least 0, not -1"),
-        (edited(image_steps="many"), "image_steps must be a whole number of at least 0, not 'many'"),
+        (edited(image_steps="many"), "image_steps of Recipe must be a whole number, not 'many'"),
     ],
 )
 def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:

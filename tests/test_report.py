@@ -180,7 +180,7 @@ def test_what_cannot_be_reported_is_refused_in_words(tmp_path: Path) -> None:
         sc.write_report(unclassified, path)
     assert not path.exists()
     scores = sc.compare([snn], [X], metric=lambda result, wanted: (result - wanted).square().mean())
-    with pytest.raises(sc.DataError, match="not of metrics"):
+    with pytest.raises(sc.DataError, match="evaluated by a metric"):
         sc.write_comparison(scores, path)
 
 

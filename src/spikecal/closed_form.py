@@ -100,10 +100,10 @@ class ClosedFormWeights:
         folds = [_Moments(weight, groups) for _ in range(min(2, len(self._ridges)))]
         times, start = self._times(layer, anchor), layer.site.start if isinstance(layer.site, Neurons) else 0
         uneven = _Moments(weight, groups) if times else None
-        positions = prod(node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1])
-        images = min(layer.images, -(-8 * self.rows // positions))
-        every = max(1, round((images * positions / self.rows) ** 0.5))
-        every, sparse = (min(n, *node.shape[1:]) if isinstance(node.op, Conv) else 1 for n in (every, 2 * every))
+        axes = node.shape[1:] if isinstance(node.op, Conv) else (prod(node.shape[:-1]),)
+        images = min(layer.images, -(-8 * self.rows // prod(axes)))
+        every = max(1, round((images * prod(axes) / self.rows) ** (1 / len(axes))))
+        every, sparse = (min(n, *axes) for n in (every, 2 * every))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
         for turn, (part, ann, snn) in enumerate(layer.means(images)):
             if fired is not None:
@@ -128,9 +128,8 @@ class ClosedFormWeights:
         delta, shift = _merged(folds).solve(ridge, uneven, self.even)
         layer.set_weights({node.op.weight: weight + delta})
         if anchor == layer.segment.source:
-            axis = layer.channel_axis
-            shape = [1] * len(layer.segment.site.shape)
-            shape[axis] = -1
+            shape = [1] * len(node.shape)
+            shape[layer.graph.channel_axis(node)] = -1  # that of the neurons may be another, behind a sum
             layer.site = with_bias(layer.site, shift.reshape(shape))
         elif node.op.bias is not None:
             layer.set_weights({node.op.bias: layer.graph.tensors[node.op.bias] + shift})
@@ -154,11 +153,10 @@ class ClosedFormWeights:
 
 
 def _can_fit(graph: Graph, node: Node) -> bool:
-    """Two-dimensional (or one-dimensional) convolutions and linear layers whose weights serve no other node."""
+    """Convolutions and linear layers whose weights serve no other node."""
     op = node.op
     users = [n for n in graph.nodes if isinstance(n.op, Conv | Linear) and n.op.weight == op.weight]  # type: ignore[attr-defined]
-    plain = isinstance(op, Linear) or (isinstance(op, Conv) and not op.transposed and len(op.stride) == 2)
-    return plain and len(users) == 1
+    return (isinstance(op, Linear) or (isinstance(op, Conv) and not op.transposed)) and len(users) == 1
 
 
 def _anchor(layer: Layer, node: Node) -> str:
@@ -179,11 +177,14 @@ def _samples(
 ) -> tuple[Tensor, Tensor]:
     """Inputs under the kernel (B, groups, taps, n) and residuals (B, groups, outputs, n), at every so-many-th place."""
     if isinstance(op, Linear):
-        return x.flatten(0, -2).T[None, None], residual.flatten(0, -2).T[None, None]
-    residual = residual[:, :, first::every, first::every].flatten(2)
-    x = F.pad(x, (op.padding[1], op.padding[1], op.padding[0], op.padding[0]))
-    x = x[:, :, first * op.stride[0] :, first * op.stride[1] :]
-    taps = F.unfold(x, weight.shape[2:], op.dilation, 0, tuple(s * every for s in op.stride))
+        return tuple(v.flatten(0, -2)[first::every].T[None, None] for v in (x, residual))  # type: ignore[return-value]
+    axes = len(op.stride)
+    residual = residual[:, :, *(slice(first, None, every),) * axes].flatten(2)
+    x = F.pad(x, [p for p in reversed(op.padding) for _ in "<>"])
+    for axis, (size, stride, step) in enumerate(zip(weight.shape[2:], op.stride, op.dilation, strict=True), 2):
+        x = x.narrow(axis, first * stride, x.shape[axis] - first * stride)
+        x = x.unfold(axis, step * (size - 1) + 1, stride * every)[..., ::step]
+    taps = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)).flatten(1, 1 + axes).flatten(2)
     return taps.unflatten(1, (op.groups, -1)), residual.unflatten(1, (op.groups, -1))
 
 

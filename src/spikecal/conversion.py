@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def convert(
             raise
     if snn is None:  # the error holds on to all spike trains, until it has been handled
         images = tuple(x[: recipe.calibration_images] for x in images)
-        snn = calibrate(ann, thresholds, images, T, recipe, limit, progress)
+        snn = calibrate(ann, thresholds, images, T, replace(recipe, image_steps=0), limit, progress)
     if isinstance(model, SpikingNetwork):
         snn.preprocessing = model.preprocessing
     return snn

@@ -41,6 +41,10 @@ def _percent(share: float) -> str:
 
 def comparison_verdict(results: Mapping[str, Evaluation]) -> str:
     """Which network is the most accurate, and which does the least work for nearly the same; by league."""
+    if any(result.metric is not None for result in results.values()):
+        raise DataError("only networks that classify are compared, and these were evaluated by a metric")
+    if len({result.accuracy is None for result in results.values()}) > 1:
+        raise DataError("networks are compared on the same images, but some of these had labels, and others not")
     if len({len(result.hits) for result in results.values()}) > 1:
         numbers = ", ".join(f"{name} on {len(result.hits)}" for name, result in results.items())
         raise DataError(f"networks are compared on the same images, but these were evaluated on others: {numbers}")

@@ -76,11 +76,11 @@ class Recipe:
         object.__setattr__(self, "steps", tuple(self.steps))
         for step in self.steps:
             _check_part(step, "apply", "calibration step")
-        if not all(isinstance(n, int) and n >= 1 for n in (self.threshold_images, self.calibration_images)):
-            raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
-        if not isinstance(self.image_steps, int) or self.image_steps < 0:
-            raise CalibrationError(f"image_steps must be a whole number of at least 0, not {self.image_steps!r}")
         _check_values(self)
+        if not all(n >= 1 for n in (self.threshold_images, self.calibration_images)):
+            raise CalibrationError("a recipe needs at least one image for thresholds and one for calibration")
+        if self.image_steps < 0:
+            raise CalibrationError(f"image_steps must be a whole number of at least 0, not {self.image_steps!r}")
         if self.delay < 0:
             raise CalibrationError(f"the firing delay must be 0 or more steps, not {self.delay}")
 
@@ -147,7 +147,7 @@ def _check_values(part: Any) -> None:
     """A recipe may come from a file, and what a number is not should be said before an hour of calibration."""
     for field in fields(part):
         wanted, value = str(field.type), getattr(part, field.name)
-        if field.name not in ("threshold", "steps") and not _fits(value, wanted):
+        if field.type not in ("ThresholdRule", "tuple[Step, ...]") and not _fits(value, wanted):
             words = wanted.replace("tuple[float, ...]", "several finite numbers").replace(" | ", " or ")
             words = words.replace("float", "a finite number").replace("int", "a whole number").replace("str", "a text")
             words = words.replace("bool", "True or False")
@@ -196,12 +196,12 @@ def _check_names(data: Mapping[str, Any], cls: type) -> None:
 
 def plain(*, per_channel: bool = True, **options: Any) -> Recipe:
     """MMSE thresholds and the bias shift; nothing is calibrated."""
-    return Recipe(MMSE(per_channel=per_channel), (BiasShift(),), "plain", **options)
+    return Recipe(MMSE(per_channel=per_channel), (BiasShift(),), **{"name": "plain", **options})
 
 
 def light(*, per_channel: bool = True, **options: Any) -> Recipe:
     """The paper's light pipeline: MMSE thresholds and bias calibration."""
-    return Recipe(MMSE(per_channel=per_channel), (BiasShift(), BiasCalibration()), "light", **options)
+    return Recipe(MMSE(per_channel=per_channel), (BiasShift(), BiasCalibration()), **{"name": "light", **options})
 
 
 def advanced(
@@ -214,9 +214,8 @@ def advanced(
 ) -> Recipe:
     """The paper's advanced pipeline: MMSE thresholds, potential and weights calibration."""
     steps = (BiasShift(), PotentialCalibration(), WeightCalibration(iterations, lr))
-    return Recipe(
-        MMSE(per_channel=per_channel), steps, "advanced", calibration_images=calibration_images, **options
-    )  # the paper calibrates weights on 1024 images
+    options = {"name": "advanced", "calibration_images": calibration_images, **options}  # the paper has 1024
+    return Recipe(MMSE(per_channel=per_channel), steps, **options)
 
 
 def best(*, calibration_images: int | None = None, **options: Any) -> Recipe:
@@ -240,26 +239,26 @@ def pipelined(*, delay: int = 1, calibration_images: int = 512, **options: Any) 
 
     Its thresholds count on half of the bias shift: spikes come nearly as rounded as if they had all the time.
     """
-    options = {"name": "pipelined", **options}
+    options = {"name": "pipelined", "calibration_images": calibration_images, "delay": delay, **options}
     potentials = PotentialCalibration(rate=0.5, images=128)
     steps = (OutputThreshold(), BiasShift(), ClosedFormWeights(), Hesitation(), potentials, WeightedReadout())
     rule = MMSE(per_channel=True, shift=0.25)
-    return Recipe(rule, steps, calibration_images=calibration_images, delay=delay, **options)
+    return Recipe(rule, steps, **options)
 
 
 def max_activation(**options: Any) -> Recipe:
     """Baseline: the largest activation is the threshold (Diehl et al. 2015)."""
-    return Recipe(MaxActivation(), (), "max_activation", **options)
+    return Recipe(MaxActivation(), **{"name": "max_activation", **options})
 
 
 def percentile(*, q: float = 0.999, **options: Any) -> Recipe:
     """Baseline: a high percentile of the activations is the threshold (Rueckauer et al. 2017)."""
-    return Recipe(Percentile(q), (), "percentile", **options)
+    return Recipe(Percentile(q), **{"name": "percentile", **options})
 
 
 def opt(**options: Any) -> Recipe:
     """Baseline: the largest activation, with bias shift (Deng & Gu 2021)."""
-    return Recipe(MaxActivation(), (BiasShift(),), "opt", **options)
+    return Recipe(MaxActivation(), (BiasShift(),), **{"name": "opt", **options})
 
 
 #: Recipes by name.

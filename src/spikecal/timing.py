@@ -128,6 +128,7 @@ class EvenCurrent:
     """A current of its own at every step, b[t] ← b[t] + μ_c(Ī) − μ_c(I[t]): each channel's mean current gets even.
 
     Over all steps it adds nothing. What stays uneven is what differs from image to image and from place to place.
+    Currents of single steps that were there before are spread evenly too.
     Neurons that start late get all of it from then on, and nothing before.
     """
 
@@ -137,19 +138,18 @@ class EvenCurrent:
         current = layer.current_by_step()  # (T, C, ...)
         means = torch.stack([channel_mean(step[None], layer.channel_axis) for step in current])  # (T, C, 1, ...)
         start, total = layer.site.start, means.sum(0)
+        if layer.site.temporal is not None:
+            total = total + layer.site.temporal.sum(0)
         even = torch.zeros_like(means)
         even[start:] = total / (layer.T - start)
         if not start:  # what arrives with a delay is even before it is delayed
             even = delayed(even, layer.site.delay)
-        temporal = even - delayed(means, layer.site.delay)
-        if layer.site.temporal is not None:
-            temporal = temporal + layer.site.temporal.mean(0, keepdim=True)
-        layer.site = replace(layer.site, temporal=temporal)
+        layer.site = replace(layer.site, temporal=even - delayed(means, layer.site.delay))
 
 
 @dataclass(frozen=True)
 class Hesitation:
-    """b[first] ← b[first] − share·θ, paid back in equal parts over the last ⌊back·T + ½⌋ steps, one at least.
+    """b[first] ← b[first] − share·θ, paid back in equal parts over the last ⌊back·T + ½⌋ steps, by default in the last.
 
     `first` is the first step at which neurons may fire. Over all steps it adds nothing: a neuron that is sure fires as
     often, a little later, and one that is not waits for more evidence. Neurons with a firing delay have the time: their
@@ -157,7 +157,7 @@ class Hesitation:
     """
 
     share: float = 0.25
-    back: float = 0.25
+    back: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.share < inf and 0 <= self.back <= 1):

@@ -141,8 +141,6 @@ def write_comparison(
     command: str = "",
 ) -> None:
     """Write evaluations of several networks, by name, as one HTML file with their trade-offs."""
-    if any(result.metric is not None for result in results.values()):
-        raise DataError("a comparison page is of networks that classify, not of metrics")
     networks = [{"name": name, **result.to_dict()} for name, result in results.items()]
     data = {"title": title, "command": command, "networks": networks, "verdict": comparison_verdict(results)}
     with replacing(Path(path)) as temporary:
