@@ -21,7 +21,7 @@ import records
 MARKS = ("<!-- tables of benchmarks/goals.py -->", "<!-- end of benchmarks/goals.py -->")
 EFFICIENTNET = "efficientnet_lite0"
 NETWORKS = (*beyond.GRID.networks, EFFICIENTNET)
-OURS = ("best", "pipelined")
+OURS, FTBC = ("best", "pipelined"), ("FTBC", "FTBC with 1024 images")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def cells(network: str) -> dict[tuple[str, int], Cell]:
 
 @dataclass(frozen=True)
 class Goal:
-    """The most points that a recipe may be behind the ANN; None: half of what FTBC is."""
+    """The most points that a recipe may be behind the ANN; None: half of what FTBC is, with as many images or fewer."""
 
     network: str
     recipe: str
@@ -75,7 +75,8 @@ class Goal:
         found = cells(self.network)[self.recipe, self.T]
         limit, error = self.gap, found.error_of_gap
         if limit is None:
-            other = cells(self.network)["FTBC", self.T]
+            known = [cells(self.network).get((name, self.T)) for name in FTBC]
+            other = min(filter(None, known), key=lambda cell: cell.gap)
             limit, error = other.gap / 2, math.hypot(error, other.error_of_gap / 2)
         margin = limit - found.gap
         words = "half of FTBC's" if self.gap is None else ""

@@ -277,6 +277,9 @@ TRIALS = {
     "no care for the threshold in front of the output": changed_base({THETA: []}),
     "readout not weighted": changed_base({READOUT: [sc.BiasCalibration()]}),
     "classifier not fitted": changed_base({WEIGHTS: [Inside(WEIGHTS)]}),
+    "classifier not fitted, no rows for even currents": changed_base(
+        {WEIGHTS: [Inside(sc.ClosedFormWeights(even=0.0))]}
+    ),
     "fitted twice": changed_base({PC: [PC, WEIGHTS, EVEN, PC]}),
     "fitted to what fires as well": changed_base({PC: [PC, sc.ClosedFormWeights(fired=True), PC]}),
     "256 images": replace(BASE, calibration_images=256),

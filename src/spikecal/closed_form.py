@@ -184,7 +184,8 @@ def _samples(
     for axis, (size, stride, step) in enumerate(zip(weight.shape[2:], op.stride, op.dilation, strict=True), 2):
         x = x.narrow(axis, first * stride, x.shape[axis] - first * stride)
         x = x.unfold(axis, step * (size - 1) + 1, stride * every)[..., ::step]
-    taps = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)).flatten(1, 1 + axes).flatten(2)
+    taps = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))  # (B, C, kernel, places)
+    taps = taps.flatten(1, 1 + axes).flatten(2).contiguous()
     return taps.unflatten(1, (op.groups, -1)), residual.unflatten(1, (op.groups, -1))
 
 
