@@ -635,6 +635,7 @@ def test_the_threshold_in_front_of_an_output_does_not_depend_on_the_memory() -> 
     assert torch.equal(few.sites[name].threshold, much.sites[name].threshold)
 
 
+@pytest.mark.filterwarnings("ignore:all 7 calibration images are the same")
 @pytest.mark.parametrize("images", [1, 7])
 def test_images_that_do_not_differ_say_nothing_about_a_threshold(images: int) -> None:
     torch.manual_seed(0)

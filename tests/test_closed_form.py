@@ -342,6 +342,7 @@ def test_dead_inputs_get_no_weights() -> None:
     assert torch.equal(weights[1], model[2].weight.data)
 
 
+@pytest.mark.filterwarnings("ignore:all 64 calibration images are the same")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("recipe", ["best", "pipelined"])
 @pytest.mark.parametrize("scale", [1.0, 1000.0])

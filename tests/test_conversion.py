@@ -158,6 +158,17 @@ def test_more_images_than_a_recipe_needs_are_left_out_where_memory_is_short() ->
     assert sc.convert(shell(captured("resnet_block")), [x], 2, more, memory="1GiB").recipe.images_for(2) == 96
 
 
+@pytest.mark.parametrize("name", ["resnet_block", "densenet", "unet", "mlp"])
+def test_the_memory_that_an_error_asks_for_is_enough(name: str) -> None:
+    """At once, not at the next layer that needs more."""
+    x, recipe = inputs(name, 2000), sc.light(threshold_images=2000, calibration_images=2000)
+    given = sum(t.nbytes for t in x) * 2 + 2**19
+    with pytest.raises(sc.MemoryBudgetError, match=r"it needs [0-9]+ MiB") as error:
+        sc.convert(shell(captured(name)), [x], 8, recipe, memory=given)
+    needed = re.search("it needs ([0-9]+) MiB", str(error.value))[1]
+    sc.convert(shell(captured(name)), [x], 8, recipe, memory=f"{needed}MiB")
+
+
 def test_global_seeds_do_not_matter() -> None:
     x = inputs("mlp", 24)
     torch.manual_seed(1)
@@ -247,9 +258,15 @@ def test_a_network_without_pools_is_told() -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("steps", [0, -3, 2.0, "8", None, True])
+def test_images_that_are_all_the_same_are_noticed() -> None:
+    x = inputs("mlp", 4)
+    with pytest.warns(sc.NoEffectWarning, match="all 4 calibration images are the same, .* check the loader"):
+        mlp([t[:1].expand_as(t) for t in x])
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.0, "8", None, True, 10**9])
 def test_a_number_of_steps_without_meaning_is_refused(steps: Any) -> None:
-    with pytest.raises(sc.CalibrationError, match=f"T must be a whole number of at least 1, not {steps!r}"):
+    with pytest.raises(sc.CalibrationError, match=f"T must be a whole number from 1 to 65536, not {steps!r}"):
         mlp(inputs("mlp", 4), T=steps)
 
 
@@ -311,7 +328,7 @@ def test_a_dataset_of_single_images_is_refused_with_the_remedy() -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (8, 8), (3, 1, 1)])
 def test_images_of_another_shape_than_the_models_are_told_apart_from_a_bad_model(shape: tuple[int, ...]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    text = re.escape(f"the model cannot run on images of shape {shape}; check their channels and size: ")
+    text = re.escape(f"the model cannot run on images of shape {shape}; check their channels and size, and that ")
     with pytest.raises(sc.DataError, match=text):
         sc.convert(model, torch.zeros(4, *shape), T)
 

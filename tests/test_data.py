@@ -310,7 +310,7 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
     [
         ({"images": np.zeros((2, 1, 4, 4))}, "has no array 'x', only images: name another split, or add it"),
         ({"x": np.zeros((2, 32, 32, 3))}, r"channels last, \(2, 32, 32, 3\): save x.transpose\(0, 3, 1, 2\)"),
-        ({"x": np.zeros((2, 4, 4))}, r"has shape \(2, 4, 4\): it must be \(N, C, H, W\)"),
+        ({"x": np.zeros(2)}, r"has shape \(2,\): it must be \(N, C, H, W\), or N samples of another shape"),
         ({"x": np.zeros((0, 1, 4, 4))}, r"holds no images: x has shape \(0, 1, 4, 4\)"),
         ({"x": np.zeros((2, 1, 4, 4), "int64")}, "is int64: save it as float32, or as uint8"),
         ({"x": np.full((2, 1, 4, 4), np.nan)}, "holds NaN or infinite values"),
@@ -328,13 +328,22 @@ def test_unfit_arrays(arrays: dict[str, object], match: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 truncated"])
 def test_damaged_npz(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    refuse("'.*a.npz' is no .npz file of plain arrays", tmp_path / "a.npz")
+    refuse("'.*a.npz' is no .npz file, or an incomplete one: save it with np.savez", tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 64), (2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_samples_may_have_any_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, shape).astype("uint8")
+    mean = [0.1 * (1 + i) for i in range(shape[1])]
+    data = load_data(npz(tmp_path, x=x), mean=mean, std=0.5)
+    wanted = (x / 255 - np.reshape(mean, (-1,) + (1,) * (x.ndim - 2))) / 0.5
+    torch.testing.assert_close(data.x, torch.from_numpy(wanted).float())
 
 
 def test_array_in_the_wrong_format(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
-    refuse("is no .npz file of plain arrays", tmp_path / "a.npz")
+    refuse("is no .npz file, or an incomplete one", tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(

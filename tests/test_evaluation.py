@@ -50,7 +50,7 @@ def test_numbers_equal_those_computed_by_hand(tiny: sc.SpikingNetwork) -> None:
     assert result.accuracy == result.ann_accuracy == pytest.approx(2 / 3)
     assert result.agreement_over_time == pytest.approx([2 / 3, 1, 1, 1])
     assert result.agreement == 1
-    assert result.standard_error == pytest.approx(sqrt(2 / 3 * 1 / 3 / 3))
+    assert result.standard_error == pytest.approx(sqrt(3 / 5 * 2 / 5 / 3))  # as if of one more hit and one more miss
     (layer,) = result.layers
     assert (layer.name, layer.neurons, layer.dead_share) == ("1", 2, 0)
     assert (layer.threshold, layer.threshold_min, layer.threshold_max) == (1, 1, 1)

@@ -187,9 +187,14 @@ def edited(**changes: Any) -> str:
         (edited(threshold={"kind": "Percentile", "q": 2}), "q must be in"),
         (edited(threshold={"kind": "MMSE", "shift": 0.123}), "a denominator of at most 64, not 0.123"),
         (edited(threshold={"kind": "MMSE", "shape": 1}), "MMSE has no 'shape'; it has grid, per_channel, shift, lost"),
-        (edited(threshold={"kind": "MMSE", "lost": "x"}), "MMSE cannot be made of {'lost': 'x'}"),
+        (edited(threshold={"kind": "MMSE", "lost": "x"}), "lost of MMSE must be a finite number, not 'x'"),
         (edited(steps=[{"kind": "ClosedFormWeights", "ridge": -1}]), r"made of .*: a ridge above 0"),
-        (edited(steps=[{"kind": "ClosedFormWeights", "ridge": "x"}]), r"ClosedFormWeights cannot be made of"),
+        (
+            edited(steps=[{"kind": "ClosedFormWeights", "ridge": "x"}]),
+            "ridge of ClosedFormWeights must be a finite number or several finite numbers, not 'x'",
+        ),
+        (edited(threshold={"kind": "MMSE", "grid": "100"}), "grid of MMSE must be a whole number, not '100'"),
+        (edited(steps=[{"kind": "LateStart", "share": "x"}]), "share of LateStart must be a finite number, not 'x'"),
         (edited(threshold="MMSE"), "a threshold rule must be an object with a 'kind' and its fields, not 'MMSE'"),
         (
             edited(steps=[{"fraction": 0.5}]),
@@ -204,6 +209,12 @@ def edited(**changes: Any) -> str:
 def test_something_that_is_no_recipe_is_refused(text: str, message: str) -> None:
     with pytest.raises(sc.CalibrationError, match=message):
         sc.Recipe.from_json(text)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("bset", "best"), ("Best", "best"), ("pipeline", "pipelined")])
+def test_a_misspelled_recipe_is_guessed(name: str, meant: str) -> None:
+    with pytest.raises(sc.CalibrationError, match=rf"there is no recipe '{name}'; .*; did you mean {meant}\?"):
+        find_recipe(name)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CalibrationError as CalibrationError,
         CheckpointError as CheckpointError,
         DataError as DataError,
+        MemoryBudgetError as MemoryBudgetError,
         SpikecalError as SpikecalError,
         UnsupportedModelError as UnsupportedModelError,
     )
@@ -67,7 +68,7 @@ _NAMES = {
     "closed_form": "ClosedFormWeights",
     "conversion": "convert",
     "energy": "Constants Energy Operations estimate",
-    "errors": "CalibrationError CheckpointError DataError SpikecalError UnsupportedModelError",
+    "errors": "CalibrationError CheckpointError DataError MemoryBudgetError SpikecalError UnsupportedModelError",
     "evaluation": "Evaluation compare evaluate",
     "judgement": "advice verdict",
     "layer_results": "ErrorParts LayerError LayerResult",

@@ -62,7 +62,10 @@ def bench(
     if min(batches, default=0) < 1 or rounds < 1 or threads < 1:
         raise DataError("batch sizes, rounds and threads must be 1 or more")
     if len(images) < max(batches):
-        raise DataError(f"there are {len(images)} images, too few for a batch of {max(batches)}")
+        raise DataError(
+            f"there are only {len(images)} images, too few for a batch of {max(batches)}; "
+            "give more, or a smaller batch (batches=, --batch)"
+        )
     before = snn.engine
     with use_threads(threads):
         timings = [timing for batch in batches for timing in _timings(snn, images[:batch], rounds)]

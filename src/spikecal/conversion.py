@@ -37,6 +37,7 @@ from .values import Value
 Model = nn.Module | ExportedProgram | SpikingNetwork | str | os.PathLike[str]
 WEIGHT_FILES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
 MODEL_FILES = (".pt2", ".onnx", ".spk")
+MOST_STEPS = 2**16  # far more than spikes need to be as good as activations
 
 
 @torch.inference_mode(False)  # weights calibration takes gradients, whatever mode the caller is in
@@ -66,14 +67,20 @@ def convert(
     if recipe is None:
         recipe = model.recipe if isinstance(model, SpikingNetwork) else DEFAULT
     recipe, limit = find_recipe(recipe), budget(memory)
-    if not isinstance(T, int) or isinstance(T, bool) or T < 1:
-        raise CalibrationError(f"the number of time steps T must be a whole number of at least 1, not {T!r}")
+    if not isinstance(T, int) or isinstance(T, bool) or not 1 <= T <= MOST_STEPS:
+        raise CalibrationError(f"the number of time steps T must be a whole number from 1 to {MOST_STEPS}, not {T!r}")
     graph, images = _graph_and_images(model, batches, max(recipe.threshold_images, recipe.calibration_images))
     check_tensors(graph)
     ann = prepare(graph, pool_to_conv=recipe.pool_to_conv)
     _check_pools(model, graph, ann, recipe)
     ann.check()
     images = fit_inputs(ann, images)
+    if len(images[0]) > 1 and all(torch.equal(x[0], x[-1]) and torch.equal(x[1:], x[:-1]) for x in images):
+        warnings.warn(
+            f"all {len(images[0])} calibration images are the same, and calibration fits these alone; check the loader",
+            NoEffectWarning,
+            stacklevel=2,
+        )
     left = limit - _bytes_of(images, limit)
     thresholds = find_thresholds(
         ann, [x[: recipe.threshold_images] for x in images], recipe.threshold, T, left, progress
@@ -166,8 +173,9 @@ def find_thresholds(
                 break
             if used > memory:
                 raise CalibrationError(
-                    f"the thresholds of {name!r} at T={T} need {used / 2**20:.0f} MiB, more than the memory budget; "
-                    "raise it (memory=, --memory), or let the channels of a layer share a threshold (per_channel=False)"
+                    f"the thresholds of {name!r} at T={T} need {used / 2**20 + 1:.0f} MiB, more than the memory "
+                    "budget; raise it (memory=, --memory), or let the channels of a layer share a threshold "
+                    "(per_channel=False)"
                 )
             chosen.append(name)
 
@@ -223,7 +231,7 @@ def check_tensors(graph: Graph) -> None:
     if bad:
         raise UnsupportedModelError(
             f"the model's weights hold NaN or infinite values: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}; "
-            "load a sound checkpoint (batch norm with zero variance is a common reason)"
+            "load a sound checkpoint (a batch norm whose variance is zero or negative is a common reason)"
         )
 
 
@@ -304,7 +312,8 @@ def result_of(model: nn.Module, images: Sequence[Tensor]) -> Any:
         except Exception as e:
             shapes = ", ".join(str(tuple(x.shape[1:])) for x in images)
             raise DataError(
-                f"the model cannot run on images of shape {shapes}; check their channels and size: {e}"
+                f"the model cannot run on images of shape {shapes}; check their channels and size, and that the first "
+                f"axis of a batch counts its images: {e}"
             ) from e
 
 

@@ -40,7 +40,7 @@ class ImageData:
 
     @property
     def x(self) -> Tensor:
-        """All images at once, (N, C, H, W) float32; prefer `batches` where they may not fit into memory."""
+        """All images at once, (N, C, ...) float32; prefer `batches` where they may not fit into memory."""
         return self.images[:]
 
     def batches(self, batch_size: int = 64) -> Batches:
@@ -201,6 +201,8 @@ def _read_npz(path: Path, split: str | None, change: Preprocessing) -> ImageData
     import numpy as np
 
     x, y = ("x", "y") if split is None else (f"x_{split}", f"y_{split}")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"'{path}' is no .npz file, or an incomplete one: save it with np.savez")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (x, y) if name in file}
@@ -215,7 +217,7 @@ def _read_npz(path: Path, split: str | None, change: Preprocessing) -> ImageData
 def _from_arrays(name: str, x: np.ndarray, y: np.ndarray | None, change: Preprocessing) -> ImageData:
     if change.size or change.crop:
         raise DataError(f"size and crop are for image files, but '{name}' holds arrays: reshape them beforehand")
-    images = change.normalise(_to_pixels(name, x))  # (N, C, H, W)
+    images = change.normalise(_to_pixels(name, x))  # (N, C, ...)
     return ImageData(images, None if y is None else _to_labels(name, y, len(images)))
 
 
@@ -225,8 +227,8 @@ def _to_pixels(name: str, x: np.ndarray) -> Tensor:
         raise DataError(f"x in '{name}' has its channels last, {x.shape}: save x.transpose(0, 3, 1, 2)")
     if not len(x):
         raise DataError(f"'{name}' holds no images: x has shape {x.shape}")
-    if x.ndim not in (2, 4) or 0 in x.shape:
-        raise DataError(f"x in '{name}' has shape {x.shape}: it must be (N, C, H, W), or (N, features)")
+    if x.ndim < 2 or 0 in x.shape:
+        raise DataError(f"x in '{name}' has shape {x.shape}: it must be (N, C, H, W), or N samples of another shape")
     if x.dtype.kind != "f" and x.dtype != "uint8":
         raise DataError(f"x in '{name}' is {x.dtype}: save it as float32, or as uint8 for pixels 0..255")
     scale = 255 if x.dtype == "uint8" else 1

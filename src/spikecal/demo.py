@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from math import sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 from . import __version__
 from .conversion import convert
 from .data import load_data
-from .evaluation import evaluate
+from .evaluation import evaluate, standard_error
 from .files import write_json
 from .models.digits import digits_net
 from .network import SpikingNetwork
@@ -56,13 +55,13 @@ class DemoResult:
     def standard_errors(self) -> tuple[float, float]:
         """The smallest and the largest one in the table."""
         shares = [share for row in self.accuracy.values() for share in row] + [self.ann_accuracy]
-        errors = [sqrt(share * (1 - share) / self.images) for share in shares]
+        errors = [standard_error(share, self.images) for share in shares]
         return min(errors), max(errors)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, with the versions that it came from, ready for JSON."""
         table = [
-            {"recipe": recipe, "T": T, "accuracy": share, "standard_error": sqrt(share * (1 - share) / self.images)}
+            {"recipe": recipe, "T": T, "accuracy": share, "standard_error": standard_error(share, self.images)}
             for recipe, shares in self.accuracy.items()
             for T, share in zip(self.steps, shares, strict=True)
         ]

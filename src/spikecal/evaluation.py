@@ -68,7 +68,7 @@ class Evaluation:
     @property
     def standard_error(self) -> float | None:
         """Of the accuracy, from the number of images."""
-        return None if self.accuracy is None else sqrt(self.accuracy * (1 - self.accuracy) / self.images)
+        return None if self.accuracy is None else standard_error(self.accuracy, self.images)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -94,6 +94,12 @@ class Evaluation:
         }
         more = {"recipe_title": self.recipe_title, "standard_error": self.standard_error, "energy": energy}
         return {**asdict(self), "totals": totals, **more}
+
+
+def standard_error(share: float, images: int) -> float:
+    """Of a share of images: that with one more hit and one more miss, so that it is not 0 where all were hits."""
+    likely = (share * images + 1) / (images + 2)
+    return sqrt(likely * (1 - likely) / images)
 
 
 @dataclass

@@ -38,6 +38,8 @@ def split_batch(item: Any, inputs: int) -> tuple[Inputs, Any]:
         found, rest = tuple(item[:inputs]), tuple(item[inputs:])
     else:
         hint = "; make tensors of arrays with torch.from_numpy" if hasattr(item, "__array__") else ""
+        if isinstance(item, dict):
+            hint = "; take out what the model gets, as in ((b['image'], b['label']) for b in loader)"
         raise DataError(f"a batch must be a tensor or a tuple that starts with one, not {type(item).__name__}{hint}")
     if len(found) != inputs or not all(isinstance(x, Tensor) for x in found):
         kinds = ", ".join(type(x).__name__ for x in found) or "nothing"

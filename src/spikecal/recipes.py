@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
@@ -145,13 +146,17 @@ def _check_part(part: Any, method: str, what: str) -> None:
 
 def _check_values(part: Any) -> None:
     """A recipe may come from a file, and what a number is not should be said before an hour of calibration."""
-    for field in fields(part):
-        wanted, value = str(field.type), getattr(part, field.name)
+    _check_types(type(part), {field.name: getattr(part, field.name) for field in fields(part)})
+
+
+def _check_types(cls: type, values: Mapping[str, Any]) -> None:
+    for field in (field for field in fields(cls) if field.name in values):
+        wanted, value = str(field.type), values[field.name]
         if field.type not in ("ThresholdRule", "tuple[Step, ...]") and not _fits(value, wanted):
             words = wanted.replace("tuple[float, ...]", "several finite numbers").replace(" | ", " or ")
             words = words.replace("float", "a finite number").replace("int", "a whole number").replace("str", "a text")
             words = words.replace("bool", "True or False")
-            raise CalibrationError(f"{field.name} of {type(part).__name__} must be {words}, not {value!r}")
+            raise CalibrationError(f"{field.name} of {cls.__name__} must be {words}, not {value!r}")
 
 
 def _fits(value: Any, wanted: str) -> bool:
@@ -182,9 +187,10 @@ def _part_from_dict(data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     if kind not in known:
         raise CalibrationError(f"there is no {what} {kind!r}; choose one of {', '.join(known)}")
     _check_names(data, known[kind])
+    _check_types(known[kind], data)
     try:
         return known[kind](**data)
-    except (TypeError, CalibrationError) as e:
+    except CalibrationError as e:
         raise CalibrationError(f"{kind} cannot be made of {data}: {e}") from e
 
 
@@ -282,5 +288,7 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
         raise CalibrationError(f"a threshold rule is a part of a recipe: write Recipe({recipe!r})")
     if not isinstance(recipe, str) or recipe not in RECIPES:
         hint = "; a file is read by Recipe.from_json(Path(...).read_text())" if str(recipe).endswith(".json") else ""
+        close = get_close_matches(str(recipe).lower(), RECIPES, n=1)
+        hint += f"; did you mean {close[0]}?" if close else ""
         raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}{hint}")
     return RECIPES[recipe]()

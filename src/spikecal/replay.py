@@ -332,7 +332,7 @@ class Replay:
         nodes = (*segment.nodes, segment.site)
         each = peak_bytes(self.graph, steps or self.T, nodes)
         if free < each:
-            needed = (self.memory * 3 // 4 - free + each) * 4 / 3
+            needed = max((self.memory * 3 // 4 - free + each) * 4 / 3, self.least_budget())
             raise MemoryBudgetError(
                 f"the memory budget of {self.memory / 2**20:.0f} MiB is too small at {segment.site.name!r}: it needs "
                 f"{needed / 2**20 + 1:.0f} MiB; raise it (memory=, --memory), or take fewer images "
@@ -341,6 +341,18 @@ class Replay:
         images = self.images if images is None else images
         size = chunk_of_images(self.graph, steps or self.T, free, images, nodes, cache=cache)
         return [slice(i, min(i + size, images)) for i in range(0, images, size)]
+
+    def least_budget(self) -> float:
+        """What replaying all segments takes, some image at a time: what is kept at each of them, and its own values."""
+        item, most = self.graph.dtype.itemsize, 0
+        kept = {node.name: 2 * prod(node.shape) * self.images * item for node in self.graph.inputs}
+        for index, segment in enumerate(self.segments):
+            nodes = [self.graph.by_name[name] for name in self.kept(segment)]
+            kept |= {node.name: self._bytes(node) for node in nodes}
+            held = sum(kept.values()) + sum(prod(node.shape) for node in nodes) * self.images * item
+            most = max(most, held + peak_bytes(self.graph, self.T, (*segment.nodes, segment.site)))
+            kept = {name: size for name, size in kept.items() if self._last.get(name, -1) > index}
+        return most * 4 / 3
 
     def holds(self, names: set[str]) -> bool:
         """Whether the currents at these nodes are small enough to be kept while a site is calibrated."""

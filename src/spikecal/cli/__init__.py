@@ -69,7 +69,13 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Split = Annotated[str | None, typer.Option(help="A part of the data: a folder inside, or train or test.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="A part of the data: a folder inside, or train or test. By default convert takes train and the others "
+        "test, of a named set and of an .npz that has them."
+    ),
+]
 Size = Annotated[int | None, typer.Option(help="Resize images to this short side.")]
 Crop = Annotated[int | None, typer.Option(help="Then cut out a centred square of this side.")]
 Mean = Annotated[str | None, typer.Option(help="Subtract this from each channel, e.g. 0.49,0.48,0.45.")]
@@ -174,8 +180,10 @@ def convert(
         typer.Option(
             "--auto-T",
             min=0,
+            max=100,
             metavar="POINTS",
-            help="Find the smallest T, up to 128, that agrees with the ANN within this many points of the largest.",
+            help="Find the smallest T, up to 128, that agrees with the ANN within this many percentage points of the "
+            "largest.",
             show_default=False,
         ),
     ] = None,
@@ -242,7 +250,8 @@ def convert(
     if len(loaded) < FEW:
         say(f"{len(loaded)} images are few: thresholds and corrections are better with a hundred or more")
     steps = "the smallest T that is enough" if auto_T is not None else f"T = {T or 32}"
-    say(f"converting {model} for {steps} with recipe {chosen.name} and {len(loaded)} images")
+    held_out = ", a quarter of them held out" if auto_T is not None else ""
+    say(f"converting {model} for {steps} with recipe {chosen.name} and {len(loaded)} images{held_out}")
     start = perf_counter()
     options: dict[str, Any] = {"memory": memory, "seed": seed, "progress": sys.stderr.isatty()}
     search = None
@@ -276,7 +285,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the numbers as JSON.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure a spiking network on labelled images, beside the ANN it comes from.
+    """Measure a spiking network beside the ANN it comes from: its accuracy, or without labels how often they agree.
 
     Of a named set, the test split is used unless another is asked for. The images are preprocessed as those that the
     network was converted with, unless --size, --crop, --mean or --std say otherwise.

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from math import sqrt
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -45,10 +44,6 @@ def _percent(share: float) -> str:
 
 def _number(value: float | None, digits: str = ".3f") -> str:
     return "" if value is None else format(value, digits)
-
-
-def _standard_error(share: float, images: int) -> float:
-    return sqrt(share * (1 - share) / images)
 
 
 def _bar(value: float | None, largest: float) -> RenderableType:
@@ -151,8 +146,7 @@ def _tried(summary: dict[str, Any]) -> Table:
     needed = tried[max(tried)] - summary["points"] / 100
     for T, share in tried.items():
         note = "chosen" if summary["T"] == T else "" if share >= needed else "too little"
-        error = sqrt(share * (1 - share) / summary["held_out"])
-        table.add_row(str(T), str(summary["latencies"][T]), f"{_percent(share)} ± {100 * error:.1f}", note)
+        table.add_row(str(T), str(summary["latencies"][T]), _with_error(share, summary["held_out"]), note)
     return table
 
 
@@ -245,7 +239,9 @@ def comparison_table(results: dict[str, Evaluation]) -> RenderableType:
 
 
 def _with_error(share: float, images: int) -> str:
-    return f"{_percent(share)} ± {100 * _standard_error(share, images):.1f}"
+    from ..evaluation import standard_error
+
+    return f"{_percent(share)} ± {100 * standard_error(share, images):.1f}"
 
 
 def powers_of_two(T: int) -> list[int]:
@@ -286,7 +282,7 @@ def _layer_table(result: Evaluation) -> Table:
 
 
 def bench_tables(result: Benchmark) -> Iterator[RenderableType]:
-    columns = ("engine", "batch", "seconds a batch", "of the ANN", "ratio to T × ANN", "", "differs by")
+    columns = ("engine", "batch", "seconds a batch", "ANN, one pass", "ratio to T passes", "", "differs by")
     time = _time(result.T, result.latency)
     table = _table(f"Times at {time}, {result.threads} thread(s)", *columns, right=columns[1:])
     top = max(t.ratio for t in result.timings)

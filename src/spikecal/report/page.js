@@ -100,9 +100,9 @@ function onImages(layer, [steps, rows]) {
 const nameOf = (i) => ([undefined, String(i)].includes(data.class_names[i]) ? String(i) : `${i} ${data.class_names[i]}`);
 
 function confusion() {
-  $("answers").hidden = !data.confusion.length;
-  if (!data.confusion.length) return;
   const wrong = data.confusion.filter(([label, answer]) => label !== answer);
+  $("answers").hidden = !wrong.length;
+  if (!wrong.length) return;
   const marker = { symbol: "square", size: wrong.map(([, , n]) => 4 + 2 * Math.min(n, 8)), color: color("bad") };
   const text = wrong.map(([label, answer, n]) => plain(`${nameOf(label)} taken for ${nameOf(answer)}: ${n}`));
   const classes = data.classes > 24 ? {} : { tickvals: [...Array(data.classes).keys()], ticktext: [...Array(data.classes).keys()].map((i) => plain(data.class_names[i] ?? String(i))) };
