@@ -231,6 +231,9 @@ def test_inspect_reads_spk_and_pt2(folder: Path, converted: Path) -> None:
     assert "small.spk, converted for T = 6 with recipe best" in run("inspect", converted.name).out
     found = run("inspect", converted.name, "--json").json
     assert (found["T"], found["recipe"], found["neurons"]) == (6, "best", 256)
+    refused = run("inspect", converted.name, "--input", "3,4,4")
+    assert refused.code == 2
+    assert "a .spk file knows the shape of its images" in flat(refused.err)
 
 
 def test_a_latency_beyond_T_is_shown_beside_it(folder: Path) -> None:

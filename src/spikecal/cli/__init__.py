@@ -150,6 +150,8 @@ def inspect(
 
     try:
         found = find_model(model, weights)
+        if shapes and model.endswith(".spk"):
+            raise typer.BadParameter("a .spk file knows the shape of its images", param_hint="--input")
         if not shapes and (usual := usual_shape(model, found)) is not None:
             shapes = [usual]
             say(f"images of {'×'.join(map(str, usual))}; --input takes another shape")

@@ -292,7 +292,8 @@ def bench_tables(result: Benchmark) -> Iterator[RenderableType]:
     yield table
     yield Text(
         f"Best of {result.rounds} rounds that took turns, on these images; on a busy machine take more --rounds. "
-        f"Differs by: outputs from those of the dense engine. Peak memory {result.peak_bytes / 2**20:,.0f} MiB."
+        "Ratio: to T passes of the ANN, one a step. Differs by: outputs from those of the dense engine. "
+        f"Peak memory {result.peak_bytes / 2**20:,.0f} MiB."
     )
     if not result.kernels:
         yield Text("The native kernels are not installed: only the dense engine runs.")
