@@ -365,6 +365,26 @@ def test_the_chunks_of_images_do_not_matter() -> None:
         torch.testing.assert_close(whole.graph.tensors[name], parts.graph.tensors[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("taps", [5, 191, 192, 700])
+def test_of_a_symmetric_matrix_half_is_summed_and_all_is_there(taps: int, groups: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    moments = closed_form._Moments(torch.zeros(3 * groups, taps, dtype=torch.float64), groups)
+    parts = [
+        (torch.randn(4, groups, taps, 50, generator=generator), torch.randn(4, groups, 3, 50, generator=generator))
+        for _ in range(2)
+    ]
+    for p, d in parts:
+        moments.add(p.double(), d.double())
+    moments.centre()
+    assert (len(moments.blocks) > 1) == (taps > 191)
+    for g in range(groups):
+        P, D = (torch.cat([part[k][:, g].transpose(1, 2).flatten(0, 1) for part in parts]).numpy() for k in (0, 1))
+        P, D = (a.astype(float) - a.astype(float).mean(0) for a in (P, D))
+        np.testing.assert_allclose(moments.gram[g].numpy(), P.T @ P / len(P), atol=1e-12)
+        np.testing.assert_allclose(moments.cross[g].numpy(), P.T @ D / len(P), atol=1e-12)
+
+
 def test_of_several_ridges_the_one_that_is_right_for_the_other_half_is_taken() -> None:
     """By plain loops: fitted on one half of the samples, judged on the other, both in turn."""
     torch.manual_seed(0)

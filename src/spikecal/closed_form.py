@@ -32,9 +32,12 @@ from .errors import CalibrationError
 from .graph import Graph, Node
 from .ops import Add, Conv, Linear
 from .replay import Layer
-from .simulation import Neurons, Site, with_bias
+from .simulation import Neurons, with_bias
+
+Places = tuple[slice, ...]
 
 FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
+BLOCK = 96  # rows of a Gram matrix that are summed at once, at least: fewer would be slow
 ROUNDING = 100  # a variance is a difference of sums: below so many times their precision nothing of it is real
 
 
@@ -100,28 +103,31 @@ class ClosedFormWeights:
         folds = [_Moments(weight, groups) for _ in range(min(2, len(self._ridges)))]
         times, start = self._times(layer, anchor), layer.site.start if isinstance(layer.site, Neurons) else 0
         uneven = _Moments(weight, groups) if times else None
-        axes = node.shape[1:] if isinstance(node.op, Conv) else (prod(node.shape[:-1]),)
+        axes = node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1]
         images = min(layer.images, -(-8 * self.rows // prod(axes)))
-        every = max(1, round((images * prod(axes) / self.rows) ** (1 / len(axes))))
-        every, sparse = (min(n, *axes) for n in (every, 2 * every))
+        every = max(1, round((images * prod(axes) / self.rows) ** (1 / max(1, len(axes)))))
+        every, sparse = (min([n, *axes]) for n in (every, 2 * every))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
         for turn, (part, ann, snn) in enumerate(layer.means(images)):
+            at = _places(node, every, turn % every)
             if fired is not None:
-                residual = layer.target(part) - fired[part]  # (B, C, ...)
+                residual = (layer.target(part) - fired[part])[at]  # (B, C, ...)
             elif anchor == layer.segment.source:
-                residual = self._residual(ann[anchor], snn[anchor] + layer.site.bias, layer.site, layer.T)
+                residual = self._residual(layer, ann[anchor][at], snn[anchor][at], at)
             else:
-                residual = ann[anchor] - snn[anchor]
+                residual = (ann[anchor] - snn[anchor])[at]
             size = -(-len(residual) // len(folds))
             pairs = zip(snn[node.inputs[0]].split(size), residual.split(size), strict=True)
             for i, (x, d) in enumerate(pairs, turn):  # an odd image goes to one half and to the other in turn
-                folds[i % len(folds)].add(*_samples(node.op, weight, x, d, every, turn % every))
+                folds[i % len(folds)].add(*_samples(node, weight, x, d, every, turn % every))
             for t in times if turn % 2 == 0 else ():  # half of the images will do
                 assert uneven is not None
                 early = layer.means_until(t, part)
                 due = (t - start) / (layer.T - start)  # of what arrives in all
-                p, d = (t / layer.T * early[name] - due * snn[name] for name in (node.inputs[0], anchor))
-                uneven.add(*_samples(node.op, weight, p, -d, sparse, (turn + t) % sparse), block=t)
+                at = _places(node, sparse, first := (turn + t) % sparse)
+                p = t / layer.T * early[node.inputs[0]] - due * snn[node.inputs[0]]
+                d = t / layer.T * early[anchor][at] - due * snn[anchor][at]
+                uneven.add(*_samples(node, weight, p, -d, sparse, first), block=t)
         samples = sum(fold.sums[0][0] for fold in folds if fold.sums)
         ridges = [ridge * (1 + FEW * weight[0].numel() / samples) for ridge in self._ridges]
         ridge = _best_ridge(folds, ridges, uneven, self.even)
@@ -143,12 +149,14 @@ class ClosedFormWeights:
         start, steps = layer.site.start, layer.T - layer.site.start
         return sorted({start + round(steps / 3), start + round(steps * 2 / 3)} - {start, layer.T})
 
-    def _residual(self, z: Tensor, current: Tensor, site: Site, T: int) -> Tensor:
-        """What the ANN has more, as far as the neurons can show it."""
+    def _residual(self, layer: Layer, z: Tensor, current: Tensor, at: Places) -> Tensor:
+        """What the ANN has more at some positions, as far as the neurons can show it."""
+        site, shape = layer.site, layer.segment.site.shape
+        current = current + site.bias.expand(shape)[at[1:]]
         if not self.masked or not isinstance(site, Neurons):
             return z - current
         residual = torch.where(z < 0, (-current).clamp(max=0), z - current)
-        most = site.threshold * ((T - site.start) / T)
+        most = (site.threshold * ((layer.T - site.start) / layer.T)).expand(shape)[at[1:]]
         return torch.where((z > most) & (current > most), 0, residual)
 
 
@@ -172,20 +180,28 @@ def _anchor(layer: Layer, node: Node) -> str:
     return node.name
 
 
-def _samples(
-    op: Conv | Linear, weight: Tensor, x: Tensor, residual: Tensor, every: int, first: int
-) -> tuple[Tensor, Tensor]:
-    """Inputs under the kernel (B, groups, taps, n) and residuals (B, groups, outputs, n), at every so-many-th place."""
+def _places(node: Node, every: int, first: int) -> Places:
+    """The index of every so-many-th position of a map, along each axis of it."""
+    positions = (slice(first, None, every),) * (len(node.shape) - 1)
+    return (slice(None), slice(None), *positions) if isinstance(node.op, Conv) else (slice(None), *positions)
+
+
+def _samples(node: Node, weight: Tensor, x: Tensor, residual: Tensor, every: int, first: int) -> tuple[Tensor, Tensor]:
+    """Inputs under the kernel at some places (B, groups, taps, n), and residuals there (B, groups, outputs, n)."""
+    op = node.op
     if isinstance(op, Linear):
-        return tuple(v.flatten(0, -2)[first::every].T[None, None] for v in (x, residual))  # type: ignore[return-value]
+        x = x[_places(node, every, first)]
+        return x.flatten(0, -2).T[None, None], residual.flatten(0, -2).T[None, None]
+    assert isinstance(op, Conv)
     axes = len(op.stride)
-    residual = residual[:, :, *(slice(first, None, every),) * axes].flatten(2)
     x = F.pad(x, [p for p in reversed(op.padding) for _ in "<>"])
     for axis, (size, stride, step) in enumerate(zip(weight.shape[2:], op.stride, op.dilation, strict=True), 2):
         x = x.narrow(axis, first * stride, x.shape[axis] - first * stride)
         x = x.unfold(axis, step * (size - 1) + 1, stride * every)[..., ::step]
     taps = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))  # (B, C, kernel, places)
     taps = taps.flatten(1, 1 + axes).flatten(2).contiguous()
+    residual = residual.flatten(2)
+    residual = residual.contiguous() if every > 1 else residual  # picked with the channels last, perhaps
     return taps.unflatten(1, (op.groups, -1)), residual.unflatten(1, (op.groups, -1))
 
 
@@ -197,11 +213,14 @@ class _Moments:
         self.weight, self.groups = weight, groups
         self.new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
         self.gram, self.cross = self.new((groups, taps, taps)), self.new((groups, taps, outputs))
+        size = -(-taps // min(6, max(1, taps // BLOCK)))
+        self.blocks = [slice(i, min(i + size, taps)) for i in range(0, taps, size)]
         self.sums: dict[int, tuple[int, Tensor, Tensor]] = {}  # by block: samples, of the inputs, of the residuals
 
     def add(self, p: Tensor, d: Tensor, block: int = 0) -> None:
         """p: (B, groups, taps, n), d: (B, groups, outputs, n)."""
-        self.gram += _products(p, p)
+        for rows in self.blocks:  # the matrix is symmetric: below the diagonal it is filled in the end
+            self.gram[:, rows, rows.start :] += _products(p[:, :, rows], p[:, :, rows.start :])
         self.cross += _products(p, d)
         zero = self.new(())
         samples, inputs, residuals = self.sums.get(block, (0, zero, zero))
@@ -219,6 +238,8 @@ class _Moments:
 
     def centre(self) -> None:
         """Turn the sums into covariances, in place: these matrices are large."""
+        for rows in self.blocks:
+            self.gram[:, rows.stop :, rows] = self.gram[:, rows, rows.stop :].mT
         total = sum(samples for samples, _, _ in self.sums.values())
         self.gram /= total
         self.cross /= total
