@@ -579,6 +579,7 @@ WRONG_CONVERSIONS = [
     ({"-o": "empty"}, 2, "'empty' must end in .spk"),
     ({"-o": "net.pth"}, 2, "'net.pth' must end in .spk"),
     ({"-T": "0"}, 2, "Invalid value for '-T'"),
+    ({"--auto-T": "101"}, 2, "Invalid value for '--auto-T'"),
     ({"--mean": "a,b"}, 2, "'a,b' is not a list of numbers such as"),
     ({"--recipe": "heavy"}, 2, "there is no recipe 'heavy'; choose one of"),
     ({"--recipe": "nowhere.json"}, 2, "cannot read the recipe nowhere.json"),

@@ -365,6 +365,26 @@ def test_the_chunks_of_images_do_not_matter() -> None:
         torch.testing.assert_close(whole.graph.tensors[name], parts.graph.tensors[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(1, 400), (400, 1), (2, 200), (20, 20)])
+def test_maps_are_thinned_along_their_long_axes(shape: tuple[int, int]) -> None:
+    """At about as many positions as wanted, in every turn, and never at none."""
+    torch.manual_seed(0)
+    model, counts = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ReLU()).double(), []
+    solve = closed_form._Moments.solve
+
+    def watch(moments: closed_form._Moments, *args: Any) -> Any:
+        counts.append(moments.sums[0][0])
+        return solve(moments, *args)
+
+    x = torch.randn(40, 1, *shape).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closed_form._Moments, "solve", watch)
+        patch.setattr("spikecal.replay.chunk_of_images", lambda *_, **__: 4)
+        sc.convert(model, [x], T, sc.Recipe(sc.MMSE(), (sc.ClosedFormWeights(rows=2000),)))
+    assert len(counts) == 2
+    assert all(1600 <= n <= 2800 for n in counts)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("taps", [5, 191, 192, 700])
 def test_of_a_symmetric_matrix_half_is_summed_and_all_is_there(taps: int, groups: int) -> None:

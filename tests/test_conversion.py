@@ -260,8 +260,9 @@ def test_a_network_without_pools_is_told() -> None:
 
 def test_images_that_are_all_the_same_are_noticed() -> None:
     x = inputs("mlp", 4)
-    with pytest.warns(sc.NoEffectWarning, match="all 4 calibration images are the same, .* check the loader"):
-        mlp([t[:1].expand_as(t) for t in x])
+    with pytest.warns(UserWarning, match="all 4 calibration images are the same, .* check the loader") as found:
+        sc.convert(shell(captured("mlp")), [[t[:1].expand_as(t) for t in x]], T)
+    assert found[0].filename == __file__
 
 
 @pytest.mark.parametrize("steps", [0, -3, 2.0, "8", None, True, 10**9])
@@ -298,8 +299,8 @@ def test_images_of_different_shapes_are_refused() -> None:
     ("batches", "message"),
     [
         ([3], "a batch must be a tensor or a tuple that starts with one, not int"),
+        ([{"image": torch.zeros(2, 10)}], r"not dict; take out what the model gets, as in \(\(b\['image'\], "),
         (["image"], "not str"),
-        ([{"x": torch.zeros(2, 10)}], "not dict"),
         ([(1, 2)], r"must start with 1 tensor\(s\) for the model, but starts with int"),
         ([()], "starts with nothing"),
         ([((torch.zeros(2, 10), torch.zeros(2, 10)), 1)], "starts with Tensor, Tensor"),

@@ -87,7 +87,7 @@ def test_little_memory_means_few_steps_at_a_time() -> None:
 def test_neurons_that_remember_more_than_a_potential_get_all_steps_at_once(options: dict[str, Any]) -> None:
     x = inputs("resnet_block", 3)
     snn = sc.convert(shell(captured("resnet_block")), [inputs("resnet_block", 16)], 8, sc.Recipe(sc.MMSE(), **options))
-    found = [snn(*x) for snn.memory in (1, "1GiB")]
+    found = [snn(*x) for snn.memory in ("1GiB", 1)]
     assert torch.equal(*found)
     assert [len(ys[0]) for ys in snn.simulate(x)] == [8]
 

@@ -18,7 +18,7 @@ step t is the share (t − start)/(T − start) of I, in the place of t/T.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, prod
@@ -101,15 +101,14 @@ class ClosedFormWeights:
         weight = layer.graph.tensors[node.op.weight]
         groups = node.op.groups if isinstance(node.op, Conv) else 1
         folds = [_Moments(weight, groups) for _ in range(min(2, len(self._ridges)))]
-        times, start = self._times(layer, anchor), layer.site.start if isinstance(layer.site, Neurons) else 0
+        times = self._times(layer, anchor)
         uneven = _Moments(weight, groups) if times else None
-        axes = node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1]
-        images = min(layer.images, -(-8 * self.rows // prod(axes)))
-        every = max(1, round((images * prod(axes) / self.rows) ** (1 / max(1, len(axes)))))
-        every, sparse = (min([n, *axes]) for n in (every, 2 * every))
+        positions, long_axes = prod(_axes(node)), sum(n > 1 for n in _axes(node))
+        images = min(layer.images, -(-8 * self.rows // positions))
+        every = max(1, round((images * positions / self.rows) ** (1 / max(1, long_axes))))
         fired = layer.mean_outputs() if self.fired and anchor == layer.segment.source else None
         for turn, (part, ann, snn) in enumerate(layer.means(images)):
-            at = _places(node, every, turn % every)
+            at = _places(node, every, turn)
             if fired is not None:
                 residual = (layer.target(part) - fired[part])[at]  # (B, C, ...)
             elif anchor == layer.segment.source:
@@ -119,15 +118,12 @@ class ClosedFormWeights:
             size = -(-len(residual) // len(folds))
             pairs = zip(snn[node.inputs[0]].split(size), residual.split(size), strict=True)
             for i, (x, d) in enumerate(pairs, turn):  # an odd image goes to one half and to the other in turn
-                folds[i % len(folds)].add(*_samples(node, weight, x, d, every, turn % every))
+                folds[i % len(folds)].add(*_samples(node, weight, x, d, at))
             for t in times if turn % 2 == 0 else ():  # half of the images will do
                 assert uneven is not None
-                early = layer.means_until(t, part)
-                due = (t - start) / (layer.T - start)  # of what arrives in all
-                at = _places(node, sparse, first := (turn + t) % sparse)
-                p = t / layer.T * early[node.inputs[0]] - due * snn[node.inputs[0]]
-                d = t / layer.T * early[anchor][at] - due * snn[anchor][at]
-                uneven.add(*_samples(node, weight, p, -d, sparse, first), block=t)
+                some = _places(node, 2 * every, turn + t)
+                p, d = _too_early(layer, node, anchor, snn, t, part, some)
+                uneven.add(*_samples(node, weight, p, -d, some), block=t)
         samples = sum(fold.sums[0][0] for fold in folds if fold.sums)
         ridges = [ridge * (1 + FEW * weight[0].numel() / samples) for ridge in self._ridges]
         ridge = _best_ridge(folds, ridges, uneven, self.even)
@@ -180,28 +176,44 @@ def _anchor(layer: Layer, node: Node) -> str:
     return node.name
 
 
-def _places(node: Node, every: int, first: int) -> Places:
-    """The index of every so-many-th position of a map, along each axis of it."""
-    positions = (slice(first, None, every),) * (len(node.shape) - 1)
+def _axes(node: Node) -> tuple[int, ...]:
+    """How many positions there are along each axis of a map, or of the tokens of a linear layer."""
+    return node.shape[1:] if isinstance(node.op, Conv) else node.shape[:-1]
+
+
+def _places(node: Node, every: int, turn: int) -> Places:
+    """The index of every so-many-th position along each axis, of others in every turn."""
+    steps = [min(every, n) for n in _axes(node)]
+    positions = [slice(turn % step, None, step) for step in steps]
     return (slice(None), slice(None), *positions) if isinstance(node.op, Conv) else (slice(None), *positions)
 
 
-def _samples(node: Node, weight: Tensor, x: Tensor, residual: Tensor, every: int, first: int) -> tuple[Tensor, Tensor]:
+def _too_early(
+    layer: Layer, node: Node, anchor: str, snn: Mapping[str, Tensor], t: int, part: slice, at: Places
+) -> tuple[Tensor, Tensor]:
+    """What has arrived by step t and is not due by then: of the inputs, and of the current at some places."""
+    start = layer.site.start if isinstance(layer.site, Neurons) else 0
+    early, due = layer.means_until(t, part), (t - start) / (layer.T - start)  # of what arrives in all
+    inputs = t / layer.T * early[node.inputs[0]] - due * snn[node.inputs[0]]
+    return inputs, t / layer.T * early[anchor][at] - due * snn[anchor][at]
+
+
+def _samples(node: Node, weight: Tensor, x: Tensor, residual: Tensor, at: Places) -> tuple[Tensor, Tensor]:
     """Inputs under the kernel at some places (B, groups, taps, n), and residuals there (B, groups, outputs, n)."""
     op = node.op
     if isinstance(op, Linear):
-        x = x[_places(node, every, first)]
-        return x.flatten(0, -2).T[None, None], residual.flatten(0, -2).T[None, None]
+        return x[at].flatten(0, -2).T[None, None], residual.flatten(0, -2).T[None, None]
     assert isinstance(op, Conv)
-    axes = len(op.stride)
-    x = F.pad(x, [p for p in reversed(op.padding) for _ in "<>"])
-    for axis, (size, stride, step) in enumerate(zip(weight.shape[2:], op.stride, op.dilation, strict=True), 2):
-        x = x.narrow(axis, first * stride, x.shape[axis] - first * stride)
-        x = x.unfold(axis, step * (size - 1) + 1, stride * every)[..., ::step]
+    axes, places = len(op.stride), at[2:]
+    x = F.pad(x, [p for p in reversed(op.padding) for _ in range(2)])
+    sizes = zip(weight.shape[2:], op.stride, op.dilation, places, strict=True)
+    for axis, (size, stride, step, some) in enumerate(sizes, 2):
+        x = x.narrow(axis, some.start * stride, x.shape[axis] - some.start * stride)
+        x = x.unfold(axis, step * (size - 1) + 1, stride * some.step)[..., ::step]
     taps = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))  # (B, C, kernel, places)
-    taps = taps.flatten(1, 1 + axes).flatten(2).contiguous()
-    residual = residual.flatten(2)
-    residual = residual.contiguous() if every > 1 else residual  # picked with the channels last, perhaps
+    taps, residual = taps.flatten(1, 1 + axes).flatten(2).contiguous(), residual.flatten(2)
+    if any(some.step > 1 for some in places):  # picked out of a map; a whole one stays as it lies in memory
+        residual = residual.contiguous()
     return taps.unflatten(1, (op.groups, -1)), residual.unflatten(1, (op.groups, -1))
 
 

@@ -78,8 +78,7 @@ def convert(
     if len(images[0]) > 1 and all(torch.equal(x[0], x[-1]) and torch.equal(x[1:], x[:-1]) for x in images):
         warnings.warn(
             f"all {len(images[0])} calibration images are the same, and calibration fits these alone; check the loader",
-            NoEffectWarning,
-            stacklevel=2,
+            stacklevel=4,  # behind two decorators
         )
     left = limit - _bytes_of(images, limit)
     thresholds = find_thresholds(
@@ -112,7 +111,7 @@ def _check_pools(model: Any, graph: Graph, ann: Graph, recipe: Recipe) -> None:
         warnings.warn(
             "pool_to_conv changes nothing here: the network has no average pool of values that are never negative",
             NoEffectWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

@@ -201,10 +201,11 @@ def _read_npz(path: Path, split: str | None, change: Preprocessing) -> ImageData
     import numpy as np
 
     x, y = ("x", "y") if split is None else (f"x_{split}", f"y_{split}")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"'{path}' is no .npz file, or an incomplete one: save it with np.savez")
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise DataError(f"'{path}' is no .npz file, or an incomplete one: save it with np.savez")
+        with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (x, y) if name in file}
             names = ", ".join(file) or "nothing"
     except (ValueError, TypeError, *_BROKEN_ZIP) as error:

@@ -97,7 +97,7 @@ class Evaluation:
 
 
 def standard_error(share: float, images: int) -> float:
-    """Of a share of images: that with one more hit and one more miss, so that it is not 0 where all were hits."""
+    """Of a share of images, which is taken as if there were a hit and a miss more: it is not 0 where all were hits."""
     likely = (share * images + 1) / (images + 2)
     return sqrt(likely * (1 - likely) / images)
 

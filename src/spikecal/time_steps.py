@@ -59,9 +59,9 @@ def find_T(
     T is doubled until it is enough, then the gap below it halved: at most 14 conversions for 128. The fewer images
     are held out, the coarser the agreement: of 100, each is a point.
     """
-    if not isinstance(points, int | float) or not 0 <= points <= 100:
+    if not isinstance(points, int | float) or isinstance(points, bool) or not 0 <= points <= 100:
         raise CalibrationError(f"the points that may be lost must be between 0 and 100, not {points!r}")
-    if not isinstance(largest, int) or largest < 1:
+    if not isinstance(largest, int) or isinstance(largest, bool) or largest < 1:
         raise CalibrationError(f"the largest T must be a whole number of at least 1, not {largest!r}")
     if isinstance(model, str | os.PathLike):
         model = open_model(Path(model))

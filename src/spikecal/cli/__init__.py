@@ -213,7 +213,8 @@ def convert(
 ) -> None:
     """Convert a trained network into a spiking one, and write it to a file.
 
-    The images need no labels; of a named set, the train split is used unless another is asked for.
+    The images need no labels. Of a named set, and of an .npz with x_train, the train split is used unless another is
+    asked for.
 
     \b
     Example:
@@ -289,8 +290,8 @@ def evaluate(
 ) -> None:
     """Measure a spiking network beside the ANN it comes from: its accuracy, or without labels how often they agree.
 
-    Of a named set, the test split is used unless another is asked for. The images are preprocessed as those that the
-    network was converted with, unless --size, --crop, --mean or --std say otherwise.
+    Of a named set, and of an .npz with x_test, the test split is used unless another is asked for. The images are
+    preprocessed as those that the network was converted with, unless --size, --crop, --mean or --std say otherwise.
 
     \b
     Example:

@@ -35,7 +35,7 @@ SAMPLE = 64  # images for histograms and for the error before calibration
 SHOWN = 4  # images of which spikes are shown
 ROWS = 64  # neurons in a raster
 BINS = 40
-NOT_CLASSIFYING = "a report is of a network that classifies, and not of a metric, of which evaluate() has the numbers"
+NOT_CLASSIFYING = "a report is of a network that classifies; what a metric= found is in the result of evaluate()"
 
 Place = str | os.PathLike[str]
 

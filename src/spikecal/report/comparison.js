@@ -3,7 +3,8 @@ const HUES = ["snn", "ann", "flooring", "bad", "inherited", "soft"];
 const quality = (net) => net.accuracy ?? net.agreement;
 const operations = (net, key) => net.operations.layers.reduce((total, layer) => total + layer[key], 0);
 const energyBy = (name) => (net) => net.energy.find((e) => e.constants.name === name).spiking / 1000;
-const error = (net) => Math.sqrt((quality(net) * (1 - quality(net))) / net.images);
+const likely = (net) => (quality(net) * net.images + 1) / (net.images + 2); // an error is not 0 where all were right
+const error = (net) => Math.sqrt((likely(net) * (1 - likely(net))) / net.images);
 const nets = data.networks;
 const labelled = nets.every((net) => net.accuracy !== null);
 const AGAINST = [
