@@ -301,7 +301,6 @@ TRIALS = {
     "the same, twice the hesitation": hesitating(0.5, 0.25),
     "the same, hesitation paid back at once (pipelined)": sc.pipelined(),
     "the same, hesitation paid back over all steps": hesitating(0.25, 1.0),
-    "firing delay behind the middle, nothing else changed": replace(BASE, steps=(sc.FiringDelay(), *BASE.steps)),
     "dithered potentials": changed_base({SHIFT: [SHIFT, Dither(0.5)]}),
 }
 
@@ -353,7 +352,7 @@ def table() -> str:
 def waiting(network: str, trial: str) -> int:
     """Steps of latency beyond T."""
     recipe = replace(TRIALS[trial], threshold_images=2, calibration_images=2, image_steps=0)
-    if not recipe.delay and not any(isinstance(step, SomeDelay | sc.FiringDelay) for step in recipe.steps):
+    if not recipe.delay and not any(isinstance(step, SomeDelay) for step in recipe.steps):
         return 0
     with warnings.catch_warnings(action="ignore"):
         return sc.convert(shared_data.network(network), torch.rand(2, 3, 32, 32), 1, recipe).latency - 1

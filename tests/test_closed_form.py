@@ -397,7 +397,7 @@ def test_of_a_symmetric_matrix_half_is_summed_and_all_is_there(taps: int, groups
     for p, d in parts:
         moments.add(p.double(), d.double())
     moments.centre()
-    assert (len(moments.blocks) > 1) == (taps > 191)
+    assert (len(moments.bands) > 1) == (taps > 191)
     for g in range(groups):
         P, D = (torch.cat([part[k][:, g].transpose(1, 2).flatten(0, 1) for part in parts]).numpy() for k in (0, 1))
         P, D = (a.astype(float) - a.astype(float).mean(0) for a in (P, D))

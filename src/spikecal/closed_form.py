@@ -37,7 +37,7 @@ from .simulation import Neurons, with_bias
 Places = tuple[slice, ...]
 
 FEW = 30  # λ grows by 1 + FEW · inputs / samples: a classifier has as many samples as there are images
-BLOCK = 96  # rows of a Gram matrix that are summed at once, at least: fewer would be slow
+BAND = 96  # rows of a Gram matrix that are summed at once, at least: fewer would be slow
 ROUNDING = 100  # a variance is a difference of sums: below so many times their precision nothing of it is real
 
 
@@ -225,13 +225,13 @@ class _Moments:
         self.weight, self.groups = weight, groups
         self.new = partial(torch.zeros, dtype=torch.float64, device=weight.device)
         self.gram, self.cross = self.new((groups, taps, taps)), self.new((groups, taps, outputs))
-        size = -(-taps // min(6, max(1, taps // BLOCK)))
-        self.blocks = [slice(i, min(i + size, taps)) for i in range(0, taps, size)]
+        size = -(-taps // min(6, max(1, taps // BAND)))
+        self.bands = [slice(i, min(i + size, taps)) for i in range(0, taps, size)]
         self.sums: dict[int, tuple[int, Tensor, Tensor]] = {}  # by block: samples, of the inputs, of the residuals
 
     def add(self, p: Tensor, d: Tensor, block: int = 0) -> None:
         """p: (B, groups, taps, n), d: (B, groups, outputs, n)."""
-        for rows in self.blocks:  # the matrix is symmetric: below the diagonal it is filled in the end
+        for rows in self.bands:  # the matrix is symmetric: below the diagonal it is filled in the end
             self.gram[:, rows, rows.start :] += _products(p[:, :, rows], p[:, :, rows.start :])
         self.cross += _products(p, d)
         zero = self.new(())
@@ -250,7 +250,7 @@ class _Moments:
 
     def centre(self) -> None:
         """Turn the sums into covariances, in place: these matrices are large."""
-        for rows in self.blocks:
+        for rows in self.bands:
             self.gram[:, rows.stop :, rows] = self.gram[:, rows, rows.stop :].mT
         total = sum(samples for samples, _, _ in self.sums.values())
         self.gram /= total

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 class SpikecalError(Exception):
@@ -44,3 +45,9 @@ class CheckpointError(SpikecalError):
 
 class DataError(SpikecalError):
     """Images or labels cannot be read."""
+
+
+def did_you_mean(name: str, names: Iterable[str], most: int = 3) -> str:
+    """The end of a message about a name that does not exist."""
+    close = get_close_matches(name, list(names), most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
@@ -19,7 +18,7 @@ from .calibration import (
     WeightCalibration,
 )
 from .closed_form import ClosedFormWeights
-from .errors import CalibrationError
+from .errors import CalibrationError, did_you_mean
 from .outputs import LateReadout, OutputThreshold, WeightedReadout
 from .thresholds import LTB, MMSE, MaxActivation, Percentile, ThresholdRule
 from .timing import EvenCurrent, FiringDelay, Hesitation, LateStart, TemporalBias
@@ -288,7 +287,6 @@ def find_recipe(recipe: Recipe | str) -> Recipe:
         raise CalibrationError(f"a threshold rule is a part of a recipe: write Recipe({recipe!r})")
     if not isinstance(recipe, str) or recipe not in RECIPES:
         hint = "; a file is read by Recipe.from_json(Path(...).read_text())" if str(recipe).endswith(".json") else ""
-        close = get_close_matches(str(recipe).lower(), RECIPES, n=1)
-        hint += f"; did you mean {close[0]}?" if close else ""
+        hint += did_you_mean(str(recipe).lower(), RECIPES, most=1)
         raise CalibrationError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}{hint}")
     return RECIPES[recipe]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -19,7 +18,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..conversion import WEIGHT_FILES
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _zoo_factory(package: str, name: str) -> Callable[[], Any]:
         raise UnsupportedModelError(f"{e}; {hint}") from e
     names = list(zoo.names(module))
     if name.partition(".")[0] not in names:  # timm puts the name of a training run behind a dot
-        raise UnsupportedModelError(f"{package} has no model {name!r}{_did_you_mean(name, names)}")
+        raise UnsupportedModelError(f"{package} has no model {name!r}{did_you_mean(name, names)}")
     return lambda: zoo.build(module, name)
 
 
@@ -129,10 +128,5 @@ def _module(name: str) -> ModuleType:
 def _member(module: ModuleType, name: str) -> Any:
     if hasattr(module, name):
         return getattr(module, name)
-    hint = _did_you_mean(name, [n for n in dir(module) if not n.startswith("_")])
+    hint = did_you_mean(name, [n for n in dir(module) if not n.startswith("_")])
     raise UnsupportedModelError(f"module {module.__name__!r} has no {name!r}{hint}")
-
-
-def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names))
-    return f"; did you mean {' or '.join(close)}?" if close else ""
